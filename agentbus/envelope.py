@@ -1,0 +1,107 @@
+"""The envelope: what a message is once the ledger has accepted it. Pure; no I/O, no clock.
+
+An envelope is encoded exactly once, in the ledger; the same bytes go to SQLite, to Redis and to
+every subscriber. Its size limit counts these bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from agentbus.encoding import encode
+from agentbus.errors import TooLargeError
+from agentbus.identity import SenderBinding
+from agentbus.ids import MessageId, Sequence
+from agentbus.limits import KIB
+
+ChannelKind = Literal["ordinary", "memory"]
+ReferenceKind = Literal["url", "unix_path", "windows_path"]
+
+SEQUENCE_BYTES_RESERVE = 16
+"""Room for the digits of the sequence in the size check before the sequence is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A pointer kept byte for byte; the bus never fetches or resolves it."""
+
+    kind: ReferenceKind
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The part of an envelope that the sender decides."""
+
+    content: str
+    type: str | None = None
+    subject: str | None = None
+    reply_to: str | None = None
+    thread: str | None = None
+    metadata: dict[str, Any] | None = None
+    references: tuple[Reference, ...] = ()
+    tags: tuple[str, ...] = ()
+    depth: int = 0
+
+
+def rfc3339(time_us: int) -> str:
+    """Microseconds since the epoch as RFC 3339 UTC with milliseconds."""
+    moment = datetime.fromtimestamp(time_us // 1_000_000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_us // 1000 % 1000:03d}Z"
+
+
+def encode_envelope(
+    *,
+    message_id: MessageId,
+    revision: int,
+    sequence: Sequence,
+    channel: str,
+    channel_kind: ChannelKind,
+    sender: SenderBinding,
+    sent_at_us: int,
+    body: Body,
+) -> bytes:
+    """The one encoding of a message. Absent optional fields are left out, not null."""
+    sender_data: dict[str, Any] = {
+        "agent": sender.agent,
+        "agent_id": sender.agent_id,
+        "session_id": sender.session_id,
+        "application": sender.application,
+        "display_name": sender.display_name,
+    }
+    if sender.child is not None:
+        sender_data["child"] = sender.child
+    if sender.repository is not None:
+        sender_data["repository"] = sender.repository
+    data: dict[str, Any] = {
+        "message_id": message_id,
+        "revision": revision,
+        "sequence": sequence,
+        "channel": channel,
+        "channel_kind": channel_kind,
+        "sender": sender_data,
+        "sent_at": rfc3339(sent_at_us),
+        "content": body.content,
+        "depth": body.depth,
+    }
+    for key in ("type", "subject", "reply_to", "thread", "metadata"):
+        value = getattr(body, key)
+        if value is not None:
+            data[key] = value
+    if body.references:
+        data["references"] = [{"kind": ref.kind, "value": ref.value} for ref in body.references]
+    if body.tags:
+        data["tags"] = list(body.tags)
+    return encode(data)
+
+
+def check_size(encoded: bytes, max_message_kib: int) -> None:
+    """Refuse an envelope over the configured limit, saying both numbers."""
+    limit_bytes = max_message_kib * KIB
+    if len(encoded) > limit_bytes:
+        raise TooLargeError(
+            f"the message takes {len(encoded)} bytes with its envelope, the limit is {limit_bytes} "
+            "(max_message_kib); shorten it, or put the text in a file and send a reference"
+        )

@@ -1,0 +1,44 @@
+"""The identifiers of the bus as distinct types, and the maker of new ones."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from typing import NewType
+
+AgentId = NewType("AgentId", str)
+"""Stable id of a persistent agent (`Sam`), made once by the ledger."""
+
+SessionId = NewType("SessionId", str)
+"""Stable id of one native conversation (or child of one) of one application."""
+
+ChannelId = NewType("ChannelId", int)
+"""Row id of a channel in SQLite; also the key of its Redis stream."""
+
+MessageId = NewType("MessageId", str)
+"""Id of a message, and of the memory that the message created."""
+
+OperationId = NewType("OperationId", str)
+"""1 to 128 bytes, chosen by the caller or its adapter; unique per session."""
+
+Sequence = NewType("Sequence", int)
+"""Commit order over the whole bus, from 1; never reused, never going back. 0 means "before all"."""
+
+Generation = NewType("Generation", int)
+"""Of an attachment: grows with every attach on the whole bus, never reused (the fencing token)."""
+
+RecoveryEpoch = NewType("RecoveryEpoch", int)
+"""How many recoveries the running daemon has had; reports of an older epoch are ignored."""
+
+BusId = NewType("BusId", str)
+"""Identity of one database; a reset makes a new one."""
+
+
+def new_id() -> str:
+    """A UUIDv7 as text: 48 bits of Unix milliseconds, then 74 random bits (RFC 9562 section 5.7)."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF << 76) | 0x7 << 76  # version 7
+    value = value & ~(0x3 << 62) | 0x2 << 62  # RFC variant
+    return str(uuid.UUID(int=value))

@@ -1,0 +1,73 @@
+"""Fixed limits: numbers that are part of the contract and deliberately not settings.
+
+Units are in the names. The settable numbers are in config.py.
+"""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+PROTOCOL_VERSION = 1
+"""Version of the adapter-daemon protocol; both sides must agree exactly."""
+
+FRAME_BYTES = 8 * MIB
+"""Largest internal JSON-RPC frame, newline not counted; enforced before accumulating more."""
+
+STDIN_FRAME_BYTES = 16 * MIB
+"""Largest line that the adapter takes from its harness (the SDK itself has no limit)."""
+
+OUT_BUFFER_BYTES = 32 * MIB
+"""Unsent output of one daemon connection; a client that lets more pile up is disconnected."""
+
+RESULT_BYTES = 4 * MIB
+"""Hard ceiling of one receive or search result, JSON counted once."""
+
+HEARTBEAT_SECONDS = 10.0
+ATTACHMENT_EXPIRY_SECONDS = 30.0
+"""An attachment without liveness for so long is released."""
+
+HANDOFF_FLUSH_MS = 20
+HANDOFF_FLUSH_REPORTS = 100
+"""Handoff reports are committed after so long or so many, whichever comes first."""
+
+SHUTDOWN_GRACE_SECONDS = 5.0
+ADAPTER_RETRY_SECONDS = 30.0
+"""How long an adapter retries an operation by itself, always with the same operation id."""
+
+IN_FLIGHT_PER_ATTACHMENT = 32
+IN_FLIGHT_BYTES = 64 * MIB
+"""Of requests being worked on in the whole daemon; beyond either bound: `overloaded`."""
+
+NAME_BYTES = 128
+"""Channel and agent names, types, threads and tags: 1 to 128 UTF-8 bytes."""
+
+OPERATION_ID_BYTES = 128
+SUBJECT_CHARACTERS = 120
+TAGS = 32
+REFERENCES = 64
+JSON_DEPTH = 32
+"""Deepest nesting of arrays and objects accepted from outside."""
+
+SEARCH_PAGE_DEFAULT = 100
+SEARCH_PAGE_MAX = 1000
+
+GAPS_PER_RESULT = 256
+
+BATCH_OPERATIONS = 256
+BATCH_BYTES = 4 * MIB
+"""A group commit takes at most so much from the ledger's mailbox."""
+
+PRUNE_ROWS = 500
+"""Rows that one cleanup slice removes before sends get their turn again."""
+
+LOG_FILE_BYTES = 16 * MIB
+LOG_FILES = 4
+
+INSPECTION_OUTPUT_BYTES = 64 * KIB
+INSPECTIONS_AT_ONCE = 32
+
+WAIT_UNKNOWN_CLIENT_SECONDS = 50
+"""Longest effective receive wait for a client whose tool limit is not known."""
+
+DEFAULT_CHANNEL = "general"

@@ -1,0 +1,286 @@
+"""What a client may ask of the bus: one frozen class per operation, with its checks beside it.
+
+The adapter builds its tool schemas and checks tool calls with `FIELDS`; the daemon checks frames
+with the same ones. `parse_operation` is the only way from raw arguments to an operation.
+
+Methods of a connection that are no operation of an agent (attach, credit, handoff, status) are in
+`session.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, TypeAlias
+
+from agentbus.envelope import Body, ChannelKind, Reference
+from agentbus.errors import ValidationError
+from agentbus.limits import OPERATION_ID_BYTES, SUBJECT_CHARACTERS
+from agentbus.protocol.fields import (
+    Check,
+    Choice,
+    Flag,
+    Integer,
+    JsonObject,
+    Name,
+    Names,
+    Number,
+    References,
+    Text,
+)
+
+_OPERATION_ID = Text(
+    "Give your own to make a repeat of this call harmless.",
+    max_bytes=OPERATION_ID_BYTES,
+    min_bytes=1,
+)
+_RESERVED_PREFIXES = ("@", "job/")
+
+
+@dataclass(frozen=True, slots=True)
+class WhoAmI:
+    """Who this session is on the bus and what it is subscribed to."""
+
+    NAME: ClassVar[str] = "whoami"
+    FIELDS: ClassVar[dict[str, Check]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class CreateChannel:
+    """Create a channel; the same kind again changes nothing, another kind is a conflict."""
+
+    name: str
+    kind: ChannelKind = "ordinary"
+
+    NAME: ClassVar[str] = "create_channel"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "name": Name("Name of the new channel."),
+        "kind": Choice(("ordinary", "memory"), "Default ordinary; a memory channel holds memories."),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ListChannels:
+    """All channels, optionally those whose name begins with `prefix`."""
+
+    prefix: str = ""
+
+    NAME: ClassVar[str] = "list_channels"
+    FIELDS: ClassVar[dict[str, Check]] = {"prefix": Text("Only names that begin so.", 128)}
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Start (or renew) this session's subscription of a channel."""
+
+    channel: str
+    from_: str = "now"
+
+    NAME: ClassVar[str] = "subscribe"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "channel": Name("Channel to subscribe to."),
+        "from": Choice(("now", "oldest"), "Where a new subscription starts; default now."),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Drop this session's subscription and its cursor."""
+
+    channel: str
+
+    NAME: ClassVar[str] = "unsubscribe"
+    FIELDS: ClassVar[dict[str, Check]] = {"channel": Name("Channel to leave.")}
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Append a message to a channel (on a memory channel: create a memory)."""
+
+    channel: str
+    content: str
+    type: str | None = None
+    subject: str | None = None
+    reply_to: str | None = None
+    thread: str | None = None
+    metadata: dict[str, Any] | None = None
+    references: tuple[Reference, ...] = ()
+    tags: tuple[str, ...] = ()
+    operation_id: str | None = None
+
+    NAME: ClassVar[str] = "send"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "channel": Name("An existing channel, for example general."),
+        "content": Text("The message."),
+        "type": Name("Free word for the kind of message."),
+        "subject": Text("Headline.", max_characters=SUBJECT_CHARACTERS),
+        "reply_to": Name("message_id that this answers."),
+        "thread": Name("Thread name; default: that of reply_to."),
+        "metadata": JsonObject("Any extra data."),
+        "references": References("Pointers to files or pages."),
+        "tags": Names(description="Words to find it by."),
+        "operation_id": _OPERATION_ID,
+    }
+
+    def body(self) -> Body:
+        """What goes into the envelope; also what the receipt's fingerprint covers."""
+        return Body(
+            content=self.content,
+            type=self.type,
+            subject=self.subject,
+            reply_to=self.reply_to,
+            thread=self.thread,
+            metadata=self.metadata,
+            references=self.references,
+            tags=self.tags,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Take waiting messages of subscribed channels. Served by the adapter from its queue."""
+
+    channels: tuple[str, ...] = ()
+    count: int | None = None
+    wait_seconds: float = 0.0
+    max_kib: int | None = None
+    include_own: bool = False
+    replay: bool = False
+
+    NAME: ClassVar[str] = "receive"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "channels": Names(1000, "Only these; default all subscribed."),
+        "count": Integer(1, description="At most so many messages."),
+        "wait_seconds": Number(0, "Wait so long when nothing is there; default 0."),
+        "max_kib": Integer(1, 4096, "Ceiling of this result."),
+        "include_own": Flag("Also messages that this session sent."),
+        "replay": Flag("Give the last result's messages again."),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Read a channel without touching a cursor, or one message from an offset of its content."""
+
+    channel: str | None = None
+    before: int | None = None
+    after: int | None = None
+    count: int | None = None
+    message_id: str | None = None
+    offset: int = 0
+    max_kib: int | None = None
+
+    NAME: ClassVar[str] = "history"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "channel": Name("Channel to read."),
+        "before": Integer(1, description="Only sequences below this; newest first page."),
+        "after": Integer(0, description="Only sequences above this; oldest first page."),
+        "count": Integer(1, description="At most so many messages."),
+        "message_id": Name("Read this one message instead."),
+        "offset": Integer(0, description="With message_id: skip so many characters of content."),
+        "max_kib": Integer(1, 4096, "Ceiling of this result."),
+    }
+
+    def __post_init__(self) -> None:
+        if (self.channel is None) == (self.message_id is None):
+            raise ValidationError("history: give either channel or message_id")
+        if self.message_id is not None and (
+            self.before is not None or self.after is not None or self.count is not None
+        ):
+            raise ValidationError("history: before, after and count go with channel")
+        if self.before is not None and self.after is not None:
+            raise ValidationError("history: give before or after, not both")
+        if self.channel is not None and self.offset:
+            raise ValidationError("history: offset goes with message_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Discover:
+    """The live sessions on this bus."""
+
+    query: str = ""
+
+    NAME: ClassVar[str] = "discover"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "query": Text("Only those whose name, agent, application or repository holds this.", 128)
+    }
+
+
+Operation: TypeAlias = (
+    WhoAmI
+    | CreateChannel
+    | ListChannels
+    | Subscribe
+    | Unsubscribe
+    | Send
+    | Receive
+    | History
+    | Discover
+)
+DaemonOperation: TypeAlias = (
+    WhoAmI | CreateChannel | ListChannels | Subscribe | Unsubscribe | Send | History | Discover
+)
+
+OPERATIONS: dict[str, type[Operation]] = {
+    cls.NAME: cls
+    for cls in (
+        WhoAmI,
+        CreateChannel,
+        ListChannels,
+        Subscribe,
+        Unsubscribe,
+        Send,
+        Receive,
+        History,
+        Discover,
+    )
+}
+
+_WIRE_TO_ATTRIBUTE = {"from": "from_"}
+
+
+def parse_operation(name: str, arguments: Any) -> Operation:
+    """Check raw arguments. Raises ValidationError naming operation, field and correction."""
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise ValidationError(f"there is no operation {name!r}; known: {', '.join(OPERATIONS)}")
+    if not isinstance(arguments, dict):
+        raise ValidationError(f"{name}: the arguments must be an object")
+    checks = operation.FIELDS
+    values: dict[str, Any] = {}
+    for key, value in arguments.items():
+        check = checks.get(key)
+        if check is None:
+            known = ", ".join(checks) or "none"
+            raise ValidationError(f"{name}: unknown argument {key!r}; known: {known}")
+        if value is None:
+            continue  # an explicit null means the default, as many clients send it
+        try:
+            values[_WIRE_TO_ATTRIBUTE.get(key, key)] = check(value)
+        except ValidationError as error:
+            raise ValidationError(f"{name}: {key} {error.message}") from None
+    if name == "create_channel":
+        _refuse_reserved(values.get("name", ""))
+    for key in required_fields(operation):
+        if key not in values:
+            raise ValidationError(f"{name}: the argument {key} is required")
+    return operation(**values)
+
+
+def required_fields(operation: type[Operation]) -> tuple[str, ...]:
+    """Names of the arguments without a default."""
+    return _REQUIRED[operation.NAME]
+
+
+def _required(operation: type[Operation]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(operation) if f.default is MISSING)
+
+
+_REQUIRED = {name: _required(operation) for name, operation in OPERATIONS.items()}
+
+
+def _refuse_reserved(channel: str) -> None:
+    if channel.startswith(_RESERVED_PREFIXES):
+        raise ValidationError(
+            f"create_channel: names that begin with {' or '.join(_RESERVED_PREFIXES)} are "
+            "reserved; choose another"
+        )

@@ -1,0 +1,1 @@
+"""Pure decisions: functions of (state, event, now). No I/O, no clock, no logging."""

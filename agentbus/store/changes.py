@@ -1,0 +1,269 @@
+"""The vocabulary of the ledger: what may be changed, what a change answers, what then is a fact.
+
+A `Change` goes into `LedgerStore.apply`, an `Outcome` comes back for each, in order. `Facts` are
+what the rest of the daemon needs to know after the commit: they travel to the projector and on to
+the channels, in commit order. All are plain records; nothing here touches a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from agentbus.envelope import Body, ChannelKind
+from agentbus.errors import BusError
+from agentbus.identity import Attachment, SenderBinding, SessionIdentity
+from agentbus.ids import AgentId, ChannelId, Generation, MessageId, Sequence, SessionId
+from agentbus.protocol.operations import CreateChannel, Send, Subscribe, Unsubscribe
+
+GapCause = Literal["age", "capacity"]
+SubscriptionId = int
+"""Row id of a subscription, never reused: a report for an older one cannot move a newer one."""
+
+
+# --- changes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    """A mutation with a receipt. `fingerprint` comes from rules/receipts.py."""
+
+    operation: Send
+    operation_id: str
+    fingerprint: bytes
+    sender: SenderBinding
+    attachment: Attachment
+    rate_ok: bool
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MakeChannel:
+    operation: CreateChannel
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSubscription:
+    operation: Subscribe
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSubscription:
+    operation: Unsubscribe
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCursors:
+    """Coalesced handoff reports, confirmations and renewals of one attachment.
+
+    Positions only ever move forward; a subscription that is gone or belongs to another session is
+    skipped. `renewed` counts as explicit use: one past its idle limit expires instead.
+    `expiry_confirmed`: subscriptions whose expiry notice was handed off and confirmed.
+    """
+
+    attachment: Attachment
+    handed_off: dict[SubscriptionId, Sequence] = field(default_factory=dict)
+    confirmed: dict[SubscriptionId, Sequence] = field(default_factory=dict)
+    renewed: tuple[SubscriptionId, ...] = ()
+    expiry_confirmed: tuple[SubscriptionId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BindSession:
+    """Find or create agent and session, give the next generation and a display name.
+
+    `names_in_use`: display names of all live attachments; the new name is none of them.
+    `parent`: the session that a child belongs to; `role` its task word.
+    """
+
+    agent: str
+    identity: SessionIdentity
+    names_in_use: frozenset[str]
+    parent: SessionId | None = None
+    role: str | None = None
+    repository: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PruneSlice:
+    """One bounded slice of cleanup. Nothing else is in the same transaction slice."""
+
+    what: Literal["messages_by_age", "receipts", "subscriptions"]
+    max_rows: int
+
+
+Change: TypeAlias = (
+    SendMessage
+    | MakeChannel
+    | OpenSubscription
+    | CloseSubscription
+    | MoveCursors
+    | BindSession
+    | PruneSlice
+)
+
+
+# --- facts --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAppended:
+    channel_id: ChannelId
+    channel: str
+    channel_kind: ChannelKind
+    sequence: Sequence
+    message_id: MessageId
+    sent_at_us: int
+    sender: SenderBinding
+    body: Body
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMade:
+    channel_id: ChannelId
+    channel: str
+    kind: ChannelKind
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOpened:
+    session_id: SessionId
+    subscription: SubscriptionRow
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionClosed:
+    session_id: SessionId
+    subscription_id: SubscriptionId
+    channel_id: ChannelId
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionExpired:
+    session_id: SessionId
+    subscription_id: SubscriptionId
+    channel_id: ChannelId
+    channel: str
+    expired_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRemoved:
+    """Everything ordinary of the channel up to `through` is gone, these sequences just now."""
+
+    channel_id: ChannelId
+    channel: str
+    through: Sequence
+    sequences: tuple[Sequence, ...]
+    cause: GapCause
+
+
+Fact: TypeAlias = (
+    MessageAppended
+    | ChannelMade
+    | SubscriptionOpened
+    | SubscriptionClosed
+    | SubscriptionExpired
+    | MessagesRemoved
+)
+
+
+# --- outcomes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Committed. `result` is the answer to the caller (JSON data or one of the records below).
+
+    `charged` is False for a replayed receipt: the caller's rate reservation is given back.
+    """
+
+    result: Any
+    facts: tuple[Fact, ...] = ()
+    charged: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was changed for this one; its neighbours in the batch are not affected."""
+
+    error: BusError
+
+
+Outcome: TypeAlias = Done | Refused
+
+
+# --- rows as others see them ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRow:
+    """One subscription. `handed_off >= confirmed`; both 0 mean "from the very beginning"."""
+
+    subscription_id: SubscriptionId
+    channel_id: ChannelId
+    channel: str
+    kind: ChannelKind
+    handed_off: Sequence
+    confirmed: Sequence
+    last_used_us: int
+    expired_at_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBound:
+    """Result of BindSession."""
+
+    session_id: SessionId
+    agent_id: AgentId
+    agent: str
+    identity: SessionIdentity
+    display_name: str
+    repository: str | None
+    generation: Generation
+    resumed: bool
+    subscriptions: tuple[SubscriptionRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult:
+    """Result of PruneSlice. `more`: the slice was full, there may be more to remove."""
+
+    removed_rows: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRow:
+    """One channel with its counters. `newest` is 0 where nothing was ever sent."""
+
+    channel_id: ChannelId
+    channel: str
+    kind: ChannelKind
+    retained: int
+    newest: Sequence
+    removed_through: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRange:
+    """A run of removed messages of one channel, all of one cause; both ends inclusive."""
+
+    from_sequence: Sequence
+    to_sequence: Sequence
+    cause: GapCause
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A retained message as stored."""
+
+    channel_id: ChannelId
+    sequence: Sequence
+    message_id: MessageId
+    session_id: SessionId
+    envelope: bytes
