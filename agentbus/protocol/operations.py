@@ -255,7 +255,8 @@ def parse_operation(name: str, arguments: Any) -> Operation:
         if value is None:
             continue  # an explicit null means the default, as many clients send it
         try:
-            values[_WIRE_TO_ATTRIBUTE.get(key, key)] = check(value)
+            attribute = _WIRE_TO_ATTRIBUTE[key] if key in _WIRE_TO_ATTRIBUTE else str(key)
+            values[attribute] = check(value)
         except ValidationError as error:
             raise ValidationError(f"{name}: {key} {error.message}") from None
     if name == "create_channel":
