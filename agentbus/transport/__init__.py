@@ -1,0 +1,1 @@
+"""Unix sockets between clients and daemon: listener, connections, clients, the lock files."""

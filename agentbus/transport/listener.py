@@ -1,0 +1,403 @@
+"""The daemon's socket loop: accepts, reads, answers heartbeats, hands everything else on.
+
+Owns: the listening socket, every connection's descriptor and all reads, on one thread of its own
+(`transport`). Never: runs an operation, waits for an actor, blocks on anything but `select`.
+
+    listener = Listener(listening_socket, handler, heartbeat_payload, clock=clock)
+    listener.start(); listener.stop_accepting(); listener.close(flush_s); listener.statistics()
+    listener.broadcast(frame)                # to every connection, from any thread
+
+`handler` (see `Handler`) is called on the transport thread and must not block. Heartbeats never
+reach it, so nothing that it does elsewhere can delay them.
+
+Bad input: a malformed frame is answered with a JSON-RPC error and the connection goes on; a frame
+over the limit is answered and the connection closed, because its place in the stream is lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from agentbus import limits
+from agentbus.clock import Clock
+from agentbus.errors import BusError, OverloadedError
+from agentbus.protocol import jsonrpc
+from agentbus.protocol.frames import FrameTooLargeError
+from agentbus.protocol.jsonrpc import Notification, ProtocolError, Request
+from agentbus.transport.connection import Connection, corked
+from agentbus.transport.peer import peer_of
+from agentbus.transport.reply import InFlight, Reply
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT: Final = "heartbeat"
+READ_BYTES: Final = 64 * limits.KIB
+ACCEPT_PAUSE_S: Final = 0.1
+"""How long `accept` rests when the process or machine has no descriptor left; doubles up to 2 s."""
+ACCEPT_PAUSE_MAX_S: Final = 2.0
+LINGER_S: Final = 2.0
+"""How long a connection that is to be closed may take to read its last frames."""
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_READ = selectors.EVENT_READ
+_WRITE = selectors.EVENT_WRITE
+
+
+class Handler(Protocol):
+    """What the daemon does with its connections. Called on the transport thread; never blocks."""
+
+    def connected(self, connection: Connection) -> None: ...
+
+    def request(self, connection: Connection, request: Request, reply: Reply) -> None:
+        """Settle `reply` now or later, on any thread. Raising answers the error."""
+        ...
+
+    def notification(self, connection: Connection, notification: Notification) -> None: ...
+
+    def disconnected(self, connection: Connection) -> None:
+        """Exactly once per connected connection; `connection.close_reason` says why."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransportStatistics:
+    """Counters since start, except those that say "now"."""
+
+    connections_now: int
+    accepted: int
+    refused: int
+    accept_pauses: int
+    requests: int
+    heartbeats: int
+    notifications: int
+    malformed: int
+    overloaded: int
+    in_flight_now: int
+    in_flight_bytes_now: int
+    queued_bytes_now: int
+
+
+class Listener:
+    """See the module. `attachment_param` names the request param that in-flight is counted by."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        handler: Handler,
+        heartbeat_payload: Callable[[], Any],
+        *,
+        clock: Clock,
+        attachment_param: str = "attachment",
+        accepted_uid: int | None = None,
+        in_flight: InFlight | None = None,
+        out_buffer_bytes: int = limits.OUT_BUFFER_BYTES,
+    ) -> None:
+        self._listening = listening
+        self._handler = handler
+        self._heartbeat_payload = heartbeat_payload
+        self._clock = clock
+        self._attachment_param = attachment_param
+        self._accepted_uid = os.getuid() if accepted_uid is None else accepted_uid
+        self._in_flight = in_flight or InFlight()
+        self._out_buffer_bytes = out_buffer_bytes
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[Connection, int] = {}  # with the events it is registered for
+        self._lingering: dict[Connection, float] = {}  # closes at this monotonic time, seconds
+        self._attention: deque[Connection] = deque()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._awake = threading.Event()  # set: the loop will look at what was put before
+        self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
+        self._accepting = True
+        self._accept_again_s: float | None = None
+        self._accept_pause_s = ACCEPT_PAUSE_S
+        self._close_by_s: float | None = None
+        self._accepted = self._refused = self._accept_pauses = 0
+        self._requests = self._heartbeats = self._notifications = 0
+        self._malformed = self._overloaded = 0
+        for owned in (listening, self._wake_receiver, self._wake_sender):
+            owned.setblocking(False)
+        self._selector.register(listening, _READ, self._accept_all)
+        self._selector.register(self._wake_receiver, _READ, self._drain_wakes)
+
+    # From any thread
+
+    def start(self) -> None:
+        """Begin to accept and read, on a thread of our own."""
+        self._thread.start()
+
+    def broadcast(self, frame: bytes) -> None:
+        """Send a control frame to everybody who is connected."""
+        for connection in list(self._connections):
+            connection.send(frame)
+
+    def stop_accepting(self) -> None:
+        """Take no new connections; those that exist go on."""
+        self._accepting = False
+        self._wake()
+
+    def close(self, flush_s: float) -> None:
+        """Disconnect everybody, after at most `flush_s` for what they have not read yet."""
+        self._accepting = False
+        self._close_by_s = time.monotonic() + flush_s
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def statistics(self) -> TransportStatistics:
+        connections = list(self._connections)
+        return TransportStatistics(
+            connections_now=len(connections),
+            accepted=self._accepted,
+            refused=self._refused,
+            accept_pauses=self._accept_pauses,
+            requests=self._requests,
+            heartbeats=self._heartbeats,
+            notifications=self._notifications,
+            malformed=self._malformed,
+            overloaded=self._overloaded,
+            in_flight_now=self._in_flight.requests(),
+            in_flight_bytes_now=self._in_flight.charged_bytes,
+            queued_bytes_now=sum(connection.queued_bytes for connection in connections),
+        )
+
+    def _attend(self, connection: Connection) -> None:
+        self._attention.append(connection)
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._awake.is_set():
+            return
+        self._awake.set()
+        try:
+            self._wake_sender.send(b"\0")
+        except OSError:
+            return  # full: it is awake; closed: it has ended
+
+    # On the transport thread
+
+    def _run(self) -> None:
+        try:
+            while self._close_by_s is None:
+                self._turn(self._pause_s())
+            for connection in list(self._connections):
+                connection.close_when_sent("daemon stops")
+                self._settle(connection)
+            while self._connections and (left_s := self._close_by_s - time.monotonic()) > 0:
+                self._turn(left_s)
+        finally:
+            self._end()
+
+    def _pause_s(self) -> float | None:
+        """Until the next thing that happens by time; None: nothing does. Real time, not `clock`:
+        a test's clock that stands still must not keep output from being flushed."""
+        due_s = list(self._lingering.values())
+        if self._accept_again_s is not None:
+            due_s.append(self._accept_again_s)
+        return max(0.0, min(due_s) - time.monotonic()) if due_s else None
+
+    def _turn(self, pause_s: float | None) -> None:
+        for key, events in self._selector.select(pause_s):
+            target = key.data
+            if not isinstance(target, Connection):
+                target()
+                continue
+            if events & _WRITE:
+                target.flush()
+            if events & _READ and not target.closed:
+                self._read(target)
+            self._settle(target)
+        while self._attention:
+            self._settle(self._attention.popleft())
+        if self._lingering or self._accept_again_s is not None or not self._accepting:
+            self._timed()
+
+    def _drain_wakes(self) -> None:
+        self._wake_receiver.recv(64)
+        self._awake.clear()  # before the queue is looked at, so that no later put is missed
+
+    def _timed(self) -> None:
+        now_s = time.monotonic()
+        for connection, due_s in list(self._lingering.items()):
+            if due_s <= now_s:
+                connection.close("client does not read its last frames")
+                self._settle(connection)
+        resting = self._accept_again_s is not None
+        if not self._accepting:
+            self._accept_again_s = None
+            if not resting and self._listening.fileno() >= 0:
+                self._selector.unregister(self._listening)
+            self._listening.close()
+        elif self._accept_again_s is not None and self._accept_again_s <= now_s:
+            self._accept_again_s = None
+            self._selector.register(self._listening, _READ, self._accept_all)
+
+    def _accept_all(self) -> None:
+        while self._accepting:
+            try:
+                connected, _ = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTOR:
+                    self._rest(error)
+                    return
+                continue  # the client left the queue before it was accepted
+            self._accept_pause_s = ACCEPT_PAUSE_S
+            self._welcome(connected)
+
+    def _rest(self, error: OSError) -> None:
+        """Accepting again at once would fail again at once: the client is still in the queue."""
+        _log.warning(
+            "cannot accept for %.1f s: %s; raise the limit of open files (ulimit -n)",
+            self._accept_pause_s,
+            error.strerror,
+        )
+        self._accept_pauses += 1
+        self._selector.unregister(self._listening)
+        self._accept_again_s = time.monotonic() + self._accept_pause_s
+        self._accept_pause_s = min(2 * self._accept_pause_s, ACCEPT_PAUSE_MAX_S)
+
+    def _welcome(self, connected: socket.socket) -> None:
+        try:
+            peer = peer_of(connected)
+        except OSError:
+            connected.close()
+            return
+        if peer.uid != self._accepted_uid:
+            self._refused += 1
+            _log.warning("refused a client of user %d, process %s", peer.uid, peer.pid)
+            connected.close()
+            return
+        connected.setblocking(False)
+        connection = Connection(
+            connected,
+            peer,
+            self._attend,
+            now_s=self._clock.monotonic_s(),
+            out_buffer_bytes=self._out_buffer_bytes,
+        )
+        self._accepted += 1
+        self._connections[connection] = _READ
+        self._selector.register(connected, _READ, connection)
+        self._guarded(connection, self._handler.connected, connection)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            connection.close(f"read failed: {error.strerror}")
+            return
+        if not data:
+            connection.close("client disconnected")
+            return
+        connection.last_seen_s = self._clock.monotonic_s()
+        too_large: FrameTooLargeError | None = None
+        try:
+            frames = connection.frames.feed(data)
+        except FrameTooLargeError as error:
+            too_large = error
+            frames = error.frames
+        with corked():
+            for frame in frames:
+                if connection.closed:
+                    return
+                self._frame(connection, frame)
+        if too_large is not None:
+            self._malformed += 1
+            connection.send(jsonrpc.encode_error(None, too_large))
+            connection.close_when_sent(too_large.message)
+
+    def _frame(self, connection: Connection, frame: bytes) -> None:
+        try:
+            message = jsonrpc.parse(frame)
+        except ProtocolError as error:
+            self._malformed += 1
+            connection.send(jsonrpc.encode_error(error.request_id, error))
+            return
+        if isinstance(message, Request):
+            if message.method == HEARTBEAT:
+                self._heartbeats += 1
+                connection.send(jsonrpc.encode_response(message.id, self._heartbeat_payload()))
+            else:
+                self._request(connection, message, len(frame))
+        elif isinstance(message, Notification):
+            if message.method != HEARTBEAT:
+                self._notifications += 1
+                self._guarded(connection, self._handler.notification, connection, message)
+        else:
+            self._malformed += 1  # an answer, but the daemon never asks; there is nobody to tell
+
+    def _request(self, connection: Connection, request: Request, frame_bytes: int) -> None:
+        self._requests += 1
+        attachment = request.params.get(self._attachment_param)
+        key: Hashable = attachment if isinstance(attachment, str | int) else None
+        reply = self._in_flight.admit(connection, request.id, key, frame_bytes)
+        if reply is None:
+            self._overloaded += 1
+            overloaded = OverloadedError(
+                "too many requests in flight; wait for answers, then try again", retry_after_ms=50
+            )
+            connection.send(jsonrpc.encode_error(request.id, overloaded))
+            return
+        try:
+            self._handler.request(connection, request, reply)
+        except (BusError, ProtocolError) as error:
+            reply.set_exception(error)
+        except Exception as error:
+            _log.exception("request %s failed in the transport's handler", request.method)
+            reply.set_exception(error)
+
+    def _guarded(self, connection: Connection, call: Callable[..., None], *args: Any) -> None:
+        """A handler's fault ends the connection that it concerns, never the loop."""
+        try:
+            call(*args)
+        except Exception:
+            _log.exception("transport handler failed; its connection is closed")
+            connection.close("internal error")
+
+    def _settle(self, connection: Connection) -> None:
+        """Bring the selector in line with what the connection wants now."""
+        registered = self._connections.get(connection)
+        if registered is None:
+            return
+        if connection.closed and not connection.draining:
+            self._remove(connection)
+            return
+        if connection.draining:
+            wanted = _WRITE
+            self._lingering.setdefault(connection, time.monotonic() + LINGER_S)
+        else:
+            wanted = _READ | _WRITE if connection.write_wanted else _READ
+        if wanted != registered:
+            self._selector.modify(connection.socket, wanted, connection)
+            self._connections[connection] = wanted
+
+    def _remove(self, connection: Connection) -> None:
+        del self._connections[connection]
+        self._lingering.pop(connection, None)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._in_flight.forget(connection)
+        self._guarded(connection, self._handler.disconnected, connection)
+
+    def _end(self) -> None:
+        for connection in list(self._connections):
+            connection.close("daemon stops")
+            self._remove(connection)
+        self._listening.close()
+        self._selector.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
