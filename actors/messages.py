@@ -1,0 +1,460 @@
+"""Every message that actors exchange, and for each mailbox the union of what it takes.
+
+No behaviour. Commands are imperative, events are past participles. Numbers name their unit. The
+ring that a durable change travels, always by `tell`:
+
+    transport -> Attachment -> ReceiptLedger -> RedisProjector -> Channel -> Attachment -> transport
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from actors.base import Address, Reply
+from agentbus.errors import BusError
+from agentbus.identity import Attachment, SenderBinding
+from agentbus.ids import ChannelId, RecoveryEpoch, Sequence
+from agentbus.protocol.operations import DaemonOperation
+from agentbus.protocol.session import (
+    Attach,
+    CancelPull,
+    Credit,
+    HandoffReport,
+    Hello,
+    Pull,
+    Used,
+)
+from agentbus.store.changes import (
+    Change,
+    Fact,
+    PruneResult,
+    SessionBound,
+    SubscriptionClosed,
+    SubscriptionExpired,
+    SubscriptionOpened,
+)
+
+Readiness: TypeAlias = Literal["starting", "recovering", "ready", "stopping"]
+
+
+class Link(Protocol):
+    """The daemon's end of one client connection, as far as actors use it. Thread-safe."""
+
+    def send(self, frame: bytes) -> bool: ...
+
+    def deliver(self, frames: list[bytes]) -> bool: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+# --- to more than one kind of actor ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessChanged:
+    """A new state of the whole bus. A larger `epoch` makes older prefetch and reports invalid."""
+
+    state: Readiness
+    epoch: RecoveryEpoch
+    retry_after_ms: int
+
+
+# --- Attachment -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An operation of this attachment's agent. `size_bytes`: of the frame it came in."""
+
+    operation: DaemonOperation
+    attachment: Attachment
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The channel has messages up to `head` in the projection."""
+
+    channel_id: ChannelId
+    head: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    credit: Credit
+
+
+@dataclass(frozen=True, slots=True)
+class CallSeen:
+    """The conversation made a call: renews subscriptions, confirms earlier handoffs."""
+
+    used: Used
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffReported:
+    report: HandoffReport
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReports:
+    """The 20 ms of the oldest unflushed report are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorsCommitted:
+    """A flush of this attachment was committed, or (with an error) was not."""
+
+    error: BusError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullAsked:
+    pull: Pull
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class PullDue:
+    """The pull's wait is over."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullCancelled:
+    cancel: CancelPull
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionsChanged:
+    """Committed changes of this session's subscriptions, in commit order."""
+
+    facts: tuple[SubscriptionOpened | SubscriptionClosed | SubscriptionExpired, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RateRefunded:
+    """A reserved mutation was not charged: denied, failed or a replay of an earlier one."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """The registrar has ended this attachment; flush what is pending and stop."""
+
+
+AttachmentMessage: TypeAlias = (
+    Request
+    | Wake
+    | CreditGranted
+    | CallSeen
+    | HandoffReported
+    | FlushReports
+    | CursorsCommitted
+    | PullAsked
+    | PullDue
+    | PullCancelled
+    | SubscriptionsChanged
+    | RateRefunded
+    | ReadinessChanged
+    | Detached
+)
+
+
+# --- ReceiptLedger ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One durable change. `reply_to` is answered after the commit, and only then.
+
+    `origin` hears about uncharged mutations (`reserved_bytes`) and about subscription changes.
+    """
+
+    change: Change
+    reply_to: Reply
+    origin: Address[AttachmentMessage] | None = None
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Refuse every change from here on, then ask the projector to catch up."""
+
+    epoch: RecoveryEpoch
+    retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfence:
+    """Accept changes again, unless a newer fence stands."""
+
+    epoch: RecoveryEpoch
+
+
+LedgerMessage: TypeAlias = Submit | Fence | Unfence
+
+
+# --- RedisProjector ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Facts of one transaction, in order; `last_sequence` is the bus's newest."""
+
+    facts: tuple[Fact, ...]
+    last_sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Bring Redis to exactly `through`: by replay where possible, else by a rebuild."""
+
+    epoch: RecoveryEpoch
+    through: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRedis:
+    """Find out whether Redis still answers: on a period, and when a reader had trouble."""
+
+
+ProjectorMessage: TypeAlias = Committed | CatchUp | CheckRedis
+
+
+# --- Channel ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """Redis holds this channel's messages up to `head`."""
+
+    head: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Tell `watcher` of every new head; at once when the head is beyond `after`."""
+
+    watcher: Address[AttachmentMessage]
+    after: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch:
+    watcher: Address[AttachmentMessage]
+
+
+ChannelMessage: TypeAlias = Projected | Watch | Unwatch
+
+
+# --- Registrar --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A connection wants to carry a session."""
+
+    attach: Attach
+    hello: Hello
+    link: Link
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBindingSettled:
+    """The ledger's answer to the bind that the registrar is waiting for."""
+
+    bound: SessionBound | None
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class DetachAsked:
+    attachment: Attachment
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentCrashed:
+    """An attachment's actor failed: its connection is closed, so that the adapter attaches anew."""
+
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionsExpired:
+    facts: tuple[SubscriptionExpired, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLiveness:
+    """Release attachments without liveness for 30 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryAsked:
+    """The live sessions, for `discover` and for the reporter."""
+
+    query: str
+    reply_to: Reply
+
+
+RegistrarMessage: TypeAlias = (
+    Register
+    | SessionBindingSettled
+    | DetachAsked
+    | Disconnected
+    | AttachmentCrashed
+    | SubscriptionsExpired
+    | SweepLiveness
+    | DirectoryAsked
+    | ReadinessChanged
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSession:
+    """One live attachment as the registrar knows it."""
+
+    attachment: Attachment
+    sender: SenderBinding
+    conversation: str
+    identity_source: str
+    attached_at_us: int
+    adapter_pid: int
+
+
+# --- CleanupScheduler -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupDue:
+    """The interval is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class PruneSettled:
+    """The ledger's answer to one slice."""
+
+    result: PruneResult | None
+    error: BaseException | None
+
+
+CleanupMessage: TypeAlias = CleanupDue | PruneSettled | ReadinessChanged
+
+
+# --- Supervisor -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """An actor failed; the name is the actor's."""
+
+    actor: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionLost:
+    """Redis failed or fell silent; nothing that is committed is in danger."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpProgressed:
+    epoch: RecoveryEpoch
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Streams and search agree with SQLite. `redis`: what runs, for status."""
+
+    epoch: RecoveryEpoch
+    redis: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpFailed:
+    """The projector could not; it is asked again after a pause."""
+
+    epoch: RecoveryEpoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryCatchUp:
+    epoch: RecoveryEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class HealthAsked:
+    """Readiness, progress and last errors, for the reporter."""
+
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """End the daemon in order; with `reset` also delete all bus data."""
+
+    reply_to: Reply
+    reset: bool = False
+
+
+SupervisorMessage: TypeAlias = (
+    Crashed
+    | ProjectionLost
+    | CatchUpProgressed
+    | CaughtUp
+    | CatchUpFailed
+    | RetryCatchUp
+    | HealthAsked
+    | StopAsked
+)
+
+
+# --- Reporter ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAsked:
+    """A person's question: the whole status, or the channels or sessions alone."""
+
+    what: Literal["status", "channels", "sessions"]
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTold:
+    ticket: int
+    health: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryTold:
+    ticket: int
+    sessions: tuple[LiveSession, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDue:
+    """Answer with what is there; somebody did not answer in time."""
+
+    ticket: int
+
+
+ReporterMessage: TypeAlias = ReportAsked | HealthTold | DirectoryTold | ReportDue
+
