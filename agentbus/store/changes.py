@@ -34,6 +34,7 @@ class SendMessage:
     sender: SenderBinding
     attachment: Attachment
     rate_ok: bool
+    retry_after_ms: int = 1000
     depth: int = 0
 
 
@@ -235,6 +236,7 @@ class PruneResult:
 
     removed_rows: int
     more: bool
+    expired: tuple[SubscriptionExpired, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
