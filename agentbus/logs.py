@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agentbus.limits import KIB, LOG_FILE_BYTES, LOG_FILES
+from agentbus.settings import printable
 
 RECORD_CHARACTERS = 64 * KIB
 """A longer record is cut, so that one record can never fill the logs."""
@@ -91,11 +92,11 @@ class _LineFormatter(logging.Formatter):
         milliseconds = int(record.msecs)
         lines = [
             f"{time}.{milliseconds:03d}Z {record.levelname} {record.name} "
-            f"{_escaped(_cut(record.getMessage()))}"
+            f"{printable(_cut(record.getMessage()))}"
         ]
         if record.exc_info:
             traceback = _cut(self.formatException(record.exc_info))
-            lines += [f"  | {_escaped(line)}" for line in traceback.split("\n")]
+            lines += [f"  | {printable(line)}" for line in traceback.split("\n")]
         return _cut("\n".join(lines))
 
 
@@ -105,12 +106,3 @@ def _cut(text: str) -> str:
         return text
     note = f" [{surplus} characters cut]"
     return text[: RECORD_CHARACTERS - len(note)] + note
-
-
-def _escaped(text: str) -> str:
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )

@@ -373,6 +373,8 @@ def shown(value: Json) -> str:
 
 def printable(text: str) -> str:
     """The text with everything escaped that could move a cursor or forge a line."""
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text
