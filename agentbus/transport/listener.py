@@ -87,8 +87,18 @@ class TransportStatistics:
     queued_bytes_now: int
 
 
+def _attachment_key(params: dict[str, Any]) -> Hashable:
+    """What in-flight is counted by: the `[session_id, generation]` that every frame of an
+    attachment names. Everything else of a connection is counted together; the daemon's operations
+    judge whether the value is right."""
+    match params.get("attachment"):
+        case [str() as session_id, int() as generation]:
+            return (session_id, generation)
+    return None
+
+
 class Listener:
-    """See the module. `attachment_param` names the request param that in-flight is counted by."""
+    """See the module. Only `accepted_uid` (default: our own user) may connect."""
 
     def __init__(
         self,
@@ -97,7 +107,6 @@ class Listener:
         heartbeat_payload: Callable[[], Any],
         *,
         clock: Clock,
-        attachment_param: str = "attachment",
         accepted_uid: int | None = None,
         in_flight: InFlight | None = None,
         out_buffer_bytes: int = limits.OUT_BUFFER_BYTES,
@@ -106,7 +115,6 @@ class Listener:
         self._handler = handler
         self._heartbeat_payload = heartbeat_payload
         self._clock = clock
-        self._attachment_param = attachment_param
         self._accepted_uid = os.getuid() if accepted_uid is None else accepted_uid
         self._in_flight = in_flight or InFlight()
         self._out_buffer_bytes = out_buffer_bytes
@@ -342,9 +350,8 @@ class Listener:
 
     def _request(self, connection: Connection, request: Request, frame_bytes: int) -> None:
         self._requests += 1
-        attachment = request.params.get(self._attachment_param)
-        key: Hashable = attachment if isinstance(attachment, str | int) else None
-        reply = self._in_flight.admit(connection, request.id, key, frame_bytes)
+        attachment = _attachment_key(request.params)
+        reply = self._in_flight.admit(connection, request.id, attachment, frame_bytes)
         if reply is None:
             self._overloaded += 1
             overloaded = OverloadedError(

@@ -82,7 +82,7 @@ class Reply:
     def _send(self, frame: bytes) -> None:
         if len(frame) > limits.FRAME_BYTES + 1:
             too_large = TooLargeError(
-                f"the result has {len(frame)} bytes; a frame holds {limits.FRAME_BYTES}, ask for less"
+                f"result of {len(frame)} bytes; a frame holds {limits.FRAME_BYTES}, ask for less"
             )
             frame = jsonrpc.encode_error(self.id, too_large)
         if self._in_flight.settle(self):
