@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from agentbus.errors import BusError, NotFoundError, UnavailableError, ValidationError
-from agentbus.transport.client import Client, connect_socket
+from agentbus.transport.client import Client, connect_socket, no_daemon
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
     EXIT_CONFIGURATION,
@@ -76,12 +76,12 @@ def ensure_daemon(
         try:
             check_directory(paths, uid)
         except NotFoundError:
-            raise _not_running(paths) from None
+            raise no_daemon(paths.socket) from None
     client = _connect(paths, give_up_s)
     if client is not None:
         return client
     if not allow_start:
-        raise _not_running(paths)
+        raise no_daemon(paths.socket)
     start = _Start(paths, list(command or daemon_command(config_path)), env)
     try:
         return _wait(paths, start, give_up_s, deadline_s)
@@ -120,10 +120,6 @@ def _connect(paths: RuntimePaths, give_up_s: float) -> Client | None:
         client.close()
         return None
     return client
-
-
-def _not_running(paths: RuntimePaths) -> UnavailableError:
-    return UnavailableError(f"no daemon answers at {paths.socket}; start it: agentbus daemon")
 
 
 class _Start:

@@ -51,6 +51,12 @@ def check_frame_size(frame: bytes, method: str) -> None:
         )
 
 
+def no_daemon(path: Path, error: OSError | None = None) -> UnavailableError:
+    """Nobody listens there."""
+    cause = f" ({error.strerror or error})" if error else ""
+    return UnavailableError(f"no daemon answers at {path}{cause}; start it: agentbus daemon")
+
+
 def connect_socket(path: Path, timeout_s: float) -> socket.socket:
     """A connected socket whose other end is a process of our own user.
 
@@ -93,9 +99,7 @@ class Client:
         try:
             return cls(connect_socket(path, timeout_s), on_notification)
         except OSError as error:
-            raise UnavailableError(
-                f"no daemon answers at {path} ({error.strerror or error}); start it: agentbus daemon"
-            ) from None
+            raise no_daemon(path, error) from None
 
     def __enter__(self) -> Client:
         return self

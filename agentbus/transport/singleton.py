@@ -1,7 +1,7 @@
 """Where the daemon of a user lives, and the locks that make it the only one.
 
-Owns: the runtime folder (its place and its checks), the lock files, the socket's path. Never: starts
-a daemon (launch.py), trusts a pid. Plain functions, any thread, both sides of the socket.
+Owns: the runtime folder (its place and its checks), the lock files, the socket's path. Never:
+starts a daemon (launch.py), trusts a pid. Plain functions, any thread, both sides of the socket.
 
     runtime_directory(env, uid) -> RuntimePaths       # where; touches nothing
     prepare_directory(paths, uid)                     # create or check it: ours, 0700, no symlink
