@@ -1,4 +1,4 @@
-"""What every actor of the daemon is: a mailbox, one handler, and a known way to begin and to end.
+"""What every actor is: a mailbox, one handler, and a known way to begin and to end.
 
 Owns the life of an actor on top of Pykka: start that reports failure, the loop, the end. Never
 knows what a message means. `Address.tell` runs on any thread; `__init__` runs on the creator's,
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pykka
 from pykka._envelope import Envelope
@@ -145,6 +145,13 @@ class MailboxActor(pykka.Actor, Generic[M_contra]):
         self._crashed: Crashed | None = None
         self._started: Future[None] | None = None
         self._failure: BaseException | None = None
+
+    @classmethod
+    def start(cls, *args: Any, **kwargs: Any) -> pykka.ActorRef[Self]:
+        """Pykka's: make it, start it, do not wait. Daemon code calls `start_actor`."""
+        actor = cls(*args, **kwargs)
+        start_actor(actor, within_s=None)
+        return actor.actor_ref
 
     @property
     def address(self) -> Address[M_contra]:
@@ -307,6 +314,15 @@ def start_actor(
         address.stop()
         raise UnavailableError(f"{actor.name} did not start within {within_s:g} s") from None
     return address
+
+
+def stop_actor(address: Address[Any], within_s: float) -> bool:
+    """Stop an actor and wait until its `on_stop` is done; False if it is still busy by then."""
+    try:
+        address.ref.stop(timeout=within_s)
+    except pykka.Timeout:
+        return False
+    return True
 
 
 def describe_failure(error: BaseException) -> str:

@@ -1,0 +1,136 @@
+"""Nothing that was told is lost without a count, not even in the race with the actor's end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pykka
+import pytest
+
+from actors.base import Address, FutureReply, start_actor, stop_actor
+from actors.mailbox import DEAD_TELLS
+from agentbus.errors import UnavailableError
+from tests.actors.runtimes import Asked, Recorder, Runtime, eventually, switching_often
+
+
+def dead_tells_of(address: Address[Any], count: int) -> Callable[[], bool]:
+    return lambda: address.statistics().dead_tells == count
+
+
+def test_telling_a_dead_actor_is_counted_and_not_raised(recorder: Any) -> None:
+    address = start_actor(recorder)
+    stop_actor(address, 2)
+    before = DEAD_TELLS.count
+    address.tell("late")
+    address.tell("later")
+    assert address.statistics().dead_tells == 2
+    assert DEAD_TELLS.count == before + 2
+
+
+def test_request_to_a_dead_actor_is_answered_as_not_done(recorder: Any) -> None:
+    address = start_actor(recorder)
+    stop_actor(address, 2)
+    reply = FutureReply()
+    address.tell(Asked(ZeroDivisionError(), reply))
+    with pytest.raises(UnavailableError):
+        reply.get(2)
+
+
+def test_messages_behind_a_stop_or_a_failure_are_counted(runtime: Runtime) -> None:
+    for end in ("stop", "failure"):
+        actor = runtime.of(Recorder)()
+        address = start_actor(actor)
+        gate = threading.Event()
+        address.tell(gate.wait)
+        if end == "stop":
+            address.stop()
+        else:
+            address.tell(ZeroDivisionError())
+        for number in range(5):
+            address.tell(number)
+        gate.set()
+        eventually(dead_tells_of(address, 5))
+        assert 0 not in actor.events
+
+
+@pytest.mark.parametrize("end", ["stop", "failure"])
+def test_no_tell_is_lost_uncounted_in_the_race_with_the_end(runtime: Runtime, end: str) -> None:
+    """300 ends, each while four threads tell: handled + counted is exactly what was told."""
+    tellers, each = 4, 40
+
+    class Counter(Recorder):
+        handled = 0
+
+        def receive(self, message: object) -> None:
+            if message is not None:
+                raise ZeroDivisionError
+            self.handled += 1
+
+    cls = runtime.of(Counter)
+    lost_to_the_end = 0
+    with switching_often():
+        for _ in range(150 if end == "failure" else 300):
+            actor = cls()
+            address: Address[object] = start_actor(actor)
+            line = threading.Barrier(tellers + 1)
+
+            def tell(address: Address[object] = address, line: threading.Barrier = line) -> None:
+                line.wait()
+                for _ in range(each):
+                    address.tell(None)
+
+            threads = [threading.Thread(target=tell) for _ in range(tellers)]
+            for thread in threads:
+                thread.start()
+            line.wait()
+            if end == "stop":
+                stop_actor(address, 5)
+            else:
+                address.tell("fail")
+            for thread in threads:
+                thread.join()
+
+            def accounted(actor: Any = actor, address: Address[object] = address) -> bool:
+                dead = address.statistics().dead_tells
+                return bool(not address.alive and actor.handled + dead == tellers * each)
+
+            eventually(accounted)
+            lost_to_the_end += address.statistics().dead_tells
+    assert lost_to_the_end > 0, "the race never happened, so the test proved nothing"
+
+
+def test_every_ask_is_answered_in_the_race_with_the_end(runtime: Runtime) -> None:
+    cls = runtime.of(Recorder)
+    answered = {"handled": 0, "dead": 0}
+    with switching_often():
+        for _ in range(150):
+            ref = cls.start()
+            futures: queue.SimpleQueue[pykka.Future[Any]] = queue.SimpleQueue()
+            line = threading.Barrier(5)
+
+            def ask(
+                ref: pykka.ActorRef[Any] = ref,
+                line: threading.Barrier = line,
+                futures: queue.SimpleQueue[pykka.Future[Any]] = futures,
+            ) -> None:
+                line.wait()
+                for _ in range(10):
+                    futures.put(ref.ask("question", block=False))
+
+            threads = [threading.Thread(target=ask) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            line.wait()
+            ref.stop()
+            for thread in threads:
+                thread.join()
+            for _ in range(40):
+                try:
+                    futures.get().get(timeout=5)
+                    answered["handled"] += 1
+                except pykka.ActorDeadError:
+                    answered["dead"] += 1
+    assert answered["dead"] > 0
