@@ -1,0 +1,52 @@
+"""Connections to the private Redis, and what it says about itself.
+
+A client is used by one thread. It never retries and never waits longer than its timeout, because a
+Redis that hangs must become an error that the projector can act on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from agentbus.projection.errors import redis_errors
+
+COMMAND_TIMEOUT_SECONDS = 2.0
+"""Far beyond any command that is sent, far below the patience of whoever waits."""
+
+CLEAR_TIMEOUT_SECONDS = 30.0
+"""Freeing a full dataset of the largest budget takes seconds."""
+
+Client: TypeAlias = redis.Redis
+"""One connection, answers as bytes. Made by `connect`, ended with `close()`."""
+
+
+def connect(socket_path: Path, timeout_s: float = COMMAND_TIMEOUT_SECONDS) -> Client:
+    """A client for one thread. Connects with its first command."""
+    return redis.Redis(
+        unix_socket_path=str(socket_path),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        max_connections=1,
+    )
+
+
+def execute(client: Client, *command: str | bytes | int) -> Any:
+    """Run one command; for those that redis-py has no typed method for."""
+    return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def info(client: Client, section: str) -> dict[str, Any]:
+    """One section of INFO."""
+    with redis_errors(f"report its {section}"):
+        return dict(client.info(section))
+
+
+def dataset_bytes(client: Client) -> int:
+    """What the Redis budget is compared with: data and indexes, without process overhead."""
+    return int(info(client, "memory")["used_memory_dataset"])

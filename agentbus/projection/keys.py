@@ -1,0 +1,49 @@
+"""Every key in the private Redis, with its type. Names are short where there is one per message.
+
+| Key | Type | What it holds |
+|---|---|---|
+| `agentbus:marker` | hash | `bus_id`, `sequence` (last projected), `layout` |
+| `agentbus:removed` | hash | channel id → highest sequence ever removed from its stream |
+| `c:<channel id>` | stream | one entry per message, id `<sequence>-0`, fields `e`, `s` |
+| `m:<sequence>` | hash | search document of one message; only where Redis can search |
+| `agentbus:messages` | index | over all `m:` hashes |
+| `agentbus:probe:*` | any | exist for the moment of a probe |
+"""
+
+from __future__ import annotations
+
+from agentbus.ids import ChannelId, Sequence
+
+LAYOUT = b"1"
+"""Raise it with any change to keys, fields or terms: a Redis of another layout is rebuilt."""
+
+MARKER = "agentbus:marker"
+MARKER_BUS_ID = "bus_id"
+MARKER_SEQUENCE = "sequence"
+MARKER_LAYOUT = "layout"
+
+REMOVED = "agentbus:removed"
+
+ENTRY_ENVELOPE = b"e"
+ENTRY_SESSION = b"s"
+
+INDEX = "agentbus:messages"
+DOCUMENT_PREFIX = "m:"
+
+PROBE_PREFIX = "agentbus:probe:"
+
+
+def stream(channel_id: ChannelId) -> str:
+    return f"c:{channel_id}"
+
+
+def entry_id(sequence: int) -> str:
+    return f"{sequence}-0"
+
+
+def entry_sequence(entry: bytes) -> Sequence:
+    return Sequence(int(entry[:-2]))
+
+
+def document(sequence: Sequence) -> str:
+    return f"{DOCUMENT_PREFIX}{sequence}"

@@ -1,0 +1,56 @@
+"""Telling one process from another that later got its pid, and ending exactly that one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_POLL_SECONDS = 0.01
+
+
+def start_mark(pid: int) -> str | None:
+    """Text that no other process of this pid ever had; None when there is none (or a zombie)."""
+    if sys.platform == "linux":
+        return _start_mark_linux(pid)
+    listed = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    state, _, started = listed.stdout.strip().partition(" ")
+    return started.strip() if started and not state.startswith("Z") else None
+
+
+def is_running(pid: int, mark: str) -> bool:
+    """Whether the process that had `mark` still runs."""
+    return start_mark(pid) == mark
+
+
+def end_group(pid: int, mark: str, grace_s: float) -> bool:
+    """End the process that leads its group, politely first; whether it is gone afterwards.
+
+    Not for a child of this process: nobody would reap it.
+    """
+    for signal_number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        if not is_running(pid, mark):
+            return True
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal_number)
+        deadline_s = time.monotonic() + patience_s
+        while is_running(pid, mark) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_SECONDS)
+    return not is_running(pid, mark)
+
+
+def _start_mark_linux(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before ")" may hold anything
+    state, start_ticks = fields[0], fields[19]
+    return None if state in "ZX" else f"{boot_id}:{start_ticks}"

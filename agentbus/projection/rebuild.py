@@ -1,0 +1,117 @@
+"""Bringing a Redis into step with the ledger: decide by its marker, then replay or rebuild.
+
+Knows nothing of SQLite: the caller yields batches of entries. Runs on the projector's thread. A
+rebuild that dies halfway leaves no marker, so the next one starts from nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from agentbus.ids import BusId, ChannelId, Sequence
+from agentbus.projection import keys
+from agentbus.projection.connection import CLEAR_TIMEOUT_SECONDS, Client, connect, execute
+from agentbus.projection.errors import redis_errors
+from agentbus.projection.streams import StreamEntry, StreamWriter
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called after each batch with entries done and in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpToDate:
+    """Nothing is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Only what was committed after `after` is missing."""
+
+    after: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """What is there cannot be trusted, because `reason`."""
+
+    reason: str
+
+
+def needs(client: Client, bus_id: BusId, last_sequence: Sequence) -> UpToDate | Replay | Rebuild:
+    """What must be done until this Redis has all of `bus_id` up to `last_sequence`."""
+    with redis_errors("read its marker"):
+        found_bus_id, found_sequence, found_layout = execute(
+            client,
+            *("HMGET", keys.MARKER),
+            *(keys.MARKER_BUS_ID, keys.MARKER_SEQUENCE, keys.MARKER_LAYOUT),
+        )
+    if found_bus_id is None or found_sequence is None:
+        return Rebuild("Redis is empty or was never filled completely")
+    if found_bus_id != bus_id.encode():
+        return Rebuild(f"Redis holds another bus ({found_bus_id.decode()})")
+    if found_layout != keys.LAYOUT:
+        return Rebuild("Redis was filled by another version")
+    sequence = Sequence(int(found_sequence))
+    if sequence > last_sequence:
+        return Rebuild(f"Redis is ahead of the ledger ({sequence} > {last_sequence})")
+    return UpToDate() if sequence == last_sequence else Replay(after=sequence)
+
+
+def clear(client: Client) -> None:
+    """Remove everything, the search index included. Only ever call it on our own instance."""
+    socket_path = Path(client.get_connection_kwargs()["path"])
+    patient = connect(socket_path, CLEAR_TIMEOUT_SECONDS)
+    with closing(patient), redis_errors("clear itself"):
+        patient.flushall(asynchronous=False)
+
+
+def replay(
+    writer: StreamWriter,
+    source: Iterator[list[StreamEntry]],
+    through: Sequence,
+    removed: Mapping[ChannelId, Sequence],
+    total: int,
+    progress: Progress,
+) -> None:
+    """Append what a marked Redis misses. `source` yields it in commit order.
+
+    `removed` has the ledger's highest removed sequence of every channel: a removal that was
+    committed but not projected is made up for.
+    """
+    done = 0
+    for batch in source:
+        if batch:
+            writer.project(batch, batch[-1].sequence)
+            done += len(batch)
+            progress(done, total)
+    known = writer.removed()
+    for channel_id, removed_through in removed.items():
+        if removed_through > known.get(channel_id, 0):
+            writer.remove_found(channel_id, removed_through)
+    writer.project([], through)
+
+
+def rebuild(
+    writer: StreamWriter,
+    bus_id: BusId,
+    source: Iterator[list[StreamEntry]],
+    through: Sequence,
+    removed: Mapping[ChannelId, Sequence],
+    total: int,
+    progress: Progress,
+) -> None:
+    """Fill a cleared Redis. `source` yields each channel in sequence order, channels in any order.
+
+    The marker is set last: until then this Redis counts as never filled.
+    """
+    writer.set_removed(removed)
+    done = 0
+    for batch in source:
+        writer.load(batch)
+        done += len(batch)
+        progress(done, total)
+    writer.mark(bus_id, through)
