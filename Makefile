@@ -59,7 +59,8 @@ $(VENV)/.installed-test: $(METADATA) | $(VENV)/bin/python
 	$(PIP) install --editable '.[search,test]'
 	@touch $@
 
-# No install scripts: both packages bring their programs ready-made.
+# No install scripts. Claude Code's program is then to be started where its platform package has it:
+# node_modules/@anthropic-ai/claude-code-<platform>/claude
 $(HARNESS)/.installed: Makefile
 	@command -v npm >/dev/null || { echo "npm not found: install Node.js with npm" >&2; exit 1; }
 	npm install --prefix $(HARNESS) --ignore-scripts --no-audit --no-fund --loglevel=error \
