@@ -12,7 +12,7 @@ QUEUE_OWNERS = ("actors.mailbox", "actors.pool")
 
 
 def _waits(call: ast.Call, module_name: str) -> bool:
-    """`x.ask(...)`, `x.proxy(...)`, and `x.get()`: the last without argument, as futures have it."""
+    """`x.ask(...)`, `x.proxy(...)`, `x.get()`: the last without argument, as futures have it."""
     if not isinstance(call.func, ast.Attribute):
         return False
     if call.func.attr == "get":

@@ -28,7 +28,9 @@ WORDS = {
 
 def _tracked_files() -> list[str]:
     listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, check=False
+        ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), "ls-files", "-z"],
+        capture_output=True,
+        check=False,
     )
     if listed.returncode == 0:
         return [name for name in listed.stdout.decode().split("\0") if name]
