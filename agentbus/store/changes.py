@@ -78,6 +78,7 @@ class BindSession:
 
     `names_in_use`: display names of all live attachments; the new name is none of them.
     `parent`: the session that a child belongs to; `role` its task word.
+    `preferred_name`: kept if free and the session has none of its own (`/clear` in one process).
     """
 
     agent: str
@@ -86,6 +87,7 @@ class BindSession:
     parent: SessionId | None = None
     role: str | None = None
     repository: str | None = None
+    preferred_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,150 @@
+"""Opening the database file: one writer, any number of readers, and the pragmas of each.
+
+Owns how a connection is set up and what a file that cannot be used is told apart by. Never reads or
+writes a row beyond the schema. A connection is used by one thread at a time; nothing is shared
+between connections, and Peewee's own connection state per thread is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import sys
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from peewee import SqliteDatabase
+
+from agentbus.limits import MIB
+from agentbus.store.schema import APPLICATION_ID, SCHEMA_VERSION
+
+Synchronous = Literal["full", "normal"]
+
+BUSY_SECONDS = 5.0
+"""Wait for another process's lock: only a reset or somebody's sqlite3 shell can hold it."""
+
+WAL_CHECKPOINT_PAGES = 2000
+"""8 MiB of 4 KiB pages: rare enough to cost sends little, small enough to read back at start."""
+
+WAL_KEPT_BYTES = 32 * MIB
+"""A WAL that a long reader made larger is cut to this by the next checkpoint that completes."""
+
+FILE_MODE = 0o600
+
+
+class DatabaseUnusable(Exception):
+    """The database file cannot be opened; the text says which, why, and what to do."""
+
+
+class CommitUncertain(Exception):
+    """COMMIT itself raised: the batch may or may not be on disk, only reopening tells."""
+
+
+def open_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
+    """Open for reading and writing; makes an empty file where there is none.
+
+    Raises DatabaseUnusable. There may be one writer per file (the daemon's lock sees to it).
+    """
+    try:
+        _make_private(path)
+    except OSError as error:
+        raise DatabaseUnusable(
+            f"{path}: cannot be opened for writing ({error.strerror}); repair the folder's "
+            "permissions, or set data_directory to a writable local folder"
+        ) from None
+    pragmas: list[tuple[str, str | int]] = [
+        ("journal_mode", "wal"),
+        ("synchronous", synchronous),
+        ("wal_autocheckpoint", WAL_CHECKPOINT_PAGES),
+        ("journal_size_limit", WAL_KEPT_BYTES),
+        ("cache_size", -16 * 1024),  # KiB
+        ("temp_store", "memory"),
+    ]
+    if sys.platform == "darwin":  # fsync there leaves the data in the drive's cache
+        pragmas += [("fullfsync", 1), ("checkpoint_fullfsync", 1)]
+    return _connect(path, _uri(path, "rw"), pragmas)
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Open an existing database; no statement can change anything. Raises DatabaseUnusable."""
+    return _connect(path, _uri(path, "ro"), [("query_only", 1), ("cache_size", -2 * 1024)])
+
+
+def check_ours(connection: sqlite3.Connection, path: Path) -> bool:
+    """True for our schema, False for an empty file. Raises DatabaseUnusable for anything else."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if not tables and application_id in (0, APPLICATION_ID):
+        return False
+    if application_id != APPLICATION_ID:
+        raise DatabaseUnusable(
+            f"{path}: a SQLite database, but not one of agentbus; "
+            "move it away, or set data_directory to another folder"
+        )
+    (version,) = connection.execute(
+        "SELECT value FROM meta WHERE key = 'schema_version'"
+    ).fetchone() or (None,)
+    if version != SCHEMA_VERSION:
+        raise DatabaseUnusable(
+            f"{path}: has schema version {version}, this program knows {SCHEMA_VERSION}; "
+            "run the agentbus that last used it, or set data_directory to another folder"
+        )
+    return True
+
+
+def _connect(path: Path, uri: str, pragmas: list[tuple[str, str | int]]) -> sqlite3.Connection:
+    database = SqliteDatabase(
+        uri,
+        pragmas=pragmas,
+        timeout=BUSY_SECONDS,
+        thread_safe=False,
+        autoconnect=False,
+        uri=True,
+        # Opened by whoever composes the daemon, then used by one actor's thread only.
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    try:
+        database.connect()
+        connection: sqlite3.Connection = database.connection()  # type: ignore[no-untyped-call]
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+    try:
+        check_ours(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise unusable(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def unusable(path: Path, error: sqlite3.Error) -> DatabaseUnusable:
+    """Say what SQLite's complaint about a file means."""
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return DatabaseUnusable(
+            f"{path}: damaged or not a SQLite database ({error}); restore a copy of it, or move it "
+            "and its -wal file away to start with an empty bus"
+        )
+    return DatabaseUnusable(
+        f"{path}: cannot be opened ({error}); check that the folder exists, is on a local disk "
+        "with free space and may be written"
+    )
+
+
+def _make_private(path: Path) -> None:
+    """The file holds everybody's messages; SQLite gives its -wal and -shm the same mode."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != FILE_MODE:
+            os.fchmod(descriptor, FILE_MODE)
+    finally:
+        os.close(descriptor)
+
+
+def _uri(path: Path, mode: Literal["rw", "ro"]) -> str:
+    return f"file:{quote(os.path.abspath(path))}?mode={mode}"

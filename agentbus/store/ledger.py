@@ -1,0 +1,282 @@
+"""The one writer of the database: a batch of changes in, one transaction, an outcome for each.
+
+Owns the write connection and what of the database is kept in memory. Never waits for anything but
+the disk, never starts a thread; whoever calls it (the ledger actor) is its only thread.
+
+What may go wrong, and what is then true:
+
+- a change is refused: it has written nothing, its neighbours are not affected;
+- the disk fails before the commit: nothing of the batch is there, every change is refused as
+  `unavailable`, and the next batch is tried as usual;
+- COMMIT itself raises: only reopening the file tells, so `CommitUncertain`, and no more batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from collections.abc import Sequence as Batch
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentbus.clock import Clock
+from agentbus.config import Config
+from agentbus.errors import BusError, InternalError, UnavailableError
+from agentbus.failpoints import reach
+from agentbus.ids import BusId, Generation, Sequence
+from agentbus.store import accounting
+from agentbus.store.binding import bind_session
+from agentbus.store.changes import (
+    BindSession,
+    Change,
+    CloseSubscription,
+    Done,
+    MakeChannel,
+    MoveCursors,
+    OpenSubscription,
+    Outcome,
+    PruneSlice,
+    Refused,
+    SendMessage,
+)
+from agentbus.store.connection import CommitUncertain, check_ours, open_writer, unusable
+from agentbus.store.creation import create
+from agentbus.store.pruning import prune_slice
+from agentbus.store.sending import send_message
+from agentbus.store.subscribing import (
+    close_subscription,
+    make_channel,
+    move_cursors,
+    open_subscription,
+)
+from agentbus.store.work import Work, load_bus_id, load_committed
+
+_log = logging.getLogger(__name__)
+
+_HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
+    SendMessage: send_message,
+    MakeChannel: make_channel,
+    OpenSubscription: open_subscription,
+    CloseSubscription: close_subscription,
+    MoveCursors: move_cursors,
+    BindSession: bind_session,
+    PruneSlice: prune_slice,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStatistics:
+    """Counts since the start, and where the counters stand."""
+
+    batches: int
+    changes: int
+    largest_batch: int
+    refused: int
+    reruns: int
+    failed_batches: int
+    last_sequence: Sequence
+    last_generation: Generation
+    logical_bytes: int
+
+
+class _RerunNeeded(Exception):
+    """A change failed after it had written, so it has to be told apart from its neighbours."""
+
+
+class LedgerStore:
+    """See the module's text. Not for two threads at once."""
+
+    def __init__(self, path: Path, config: Config, clock: Clock) -> None:
+        """Open or create the database. Raises DatabaseUnusable."""
+        self._config = config
+        self._clock = clock
+        self._uncertain = False
+        self._batches = self._changes = self._largest_batch = 0
+        self._refused = self._reruns = self._failed_batches = 0
+        self._connection = open_writer(path, config.sqlite_synchronous)
+        try:
+            if not check_ours(self._connection, path):
+                create(self._connection, clock.wall_us())
+            self._committed = load_committed(self._connection)
+            self._bus_id = load_bus_id(self._connection)
+            self._verify_accounting(path)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise unusable(path, error) from error
+
+    @property
+    def last_sequence(self) -> Sequence:
+        """The newest committed sequence, 0 on an empty bus."""
+        return self._committed.counters.last_sequence
+
+    @property
+    def last_generation(self) -> Generation:
+        return self._committed.counters.last_generation
+
+    @property
+    def bus_id(self) -> BusId:
+        return self._bus_id
+
+    @property
+    def logical_bytes(self) -> int:
+        """What counts against `sqlite_budget_mib`."""
+        return self._committed.counters.logical_bytes
+
+    def statistics(self) -> LedgerStatistics:
+        counters = self._committed.counters
+        return LedgerStatistics(
+            batches=self._batches,
+            changes=self._changes,
+            largest_batch=self._largest_batch,
+            refused=self._refused,
+            reruns=self._reruns,
+            failed_batches=self._failed_batches,
+            last_sequence=counters.last_sequence,
+            last_generation=counters.last_generation,
+            logical_bytes=counters.logical_bytes,
+        )
+
+    def close(self) -> None:
+        """Let go of the file; SQLite then folds the WAL into it."""
+        self._connection.close()
+
+    def apply(self, batch: Batch[Change]) -> list[Outcome]:
+        """Commit a batch. The outcomes are in its order. Raises CommitUncertain.
+
+        Returns only after the commit (or after a rollback, when all are refused).
+        """
+        if self._uncertain:
+            raise CommitUncertain("an earlier commit is uncertain; open the database again")
+        self._batches += 1
+        self._changes += len(batch)
+        self._largest_batch = max(self._largest_batch, len(batch))
+        sends = any(type(change) is SendMessage for change in batch)
+        try:
+            work, outcomes = self._run(batch)
+            work.write_counters()
+            if sends:
+                reach("before_commit")
+        except (sqlite3.Error, OSError) as error:
+            return self._unavailable(batch, error)
+        except BaseException:
+            self._rollback()
+            raise
+        try:
+            if sends:
+                reach("commit")
+            self._connection.execute("COMMIT")
+            if sends:
+                reach("after_commit")
+        except (sqlite3.Error, OSError) as error:
+            if _wrote_nothing(error):
+                return self._unavailable(batch, error)
+            self._uncertain = True
+            raise CommitUncertain(f"COMMIT failed: {error}") from error
+        work.publish()
+        self._refused += sum(type(outcome) is Refused for outcome in outcomes)
+        return outcomes
+
+    def _run(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
+        try:
+            return self._run_plain(batch)
+        except _RerunNeeded:
+            self._reruns += 1
+            self._rollback()
+            return self._run_with_savepoints(batch)
+
+    def _begin(self) -> Work:
+        self._connection.execute("BEGIN IMMEDIATE")
+        return Work(self._connection, self._config, self._committed, self._clock.wall_us())
+
+    def _run_plain(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
+        work = self._begin()
+        connection = self._connection
+        outcomes: list[Outcome] = []
+        for change in batch:
+            rows_before = connection.total_changes
+            try:
+                outcomes.append(_HANDLERS[type(change)](work, change))
+            except BusError as error:
+                if connection.total_changes != rows_before:
+                    raise _RerunNeeded from None
+                outcomes.append(Refused(error))
+            except Exception as error:
+                if _is_storage_failure(error):
+                    raise
+                raise _RerunNeeded from error
+        return work, outcomes
+
+    def _run_with_savepoints(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
+        """Slower, but each change can be undone by itself, whatever it stumbled over."""
+        work = self._begin()
+        execute = self._connection.execute
+        outcomes: list[Outcome] = []
+        for change in batch:
+            staged = work.staged.copy()
+            execute("SAVEPOINT change")
+            try:
+                outcomes.append(_HANDLERS[type(change)](work, change))
+            except Exception as error:
+                if _is_storage_failure(error):
+                    raise
+                execute("ROLLBACK TO change")
+                work.staged = staged
+                outcomes.append(Refused(_answerable(error, change)))
+            execute("RELEASE change")
+        return work, outcomes
+
+    def _unavailable(self, batch: Batch[Change], error: Exception) -> list[Outcome]:
+        self._rollback()
+        self._failed_batches += 1
+        self._refused += len(batch)
+        _log.error("batch of %d not committed: %s", len(batch), error)
+        refusal = UnavailableError(
+            f"the database could not be written ({error}), nothing was stored; make room on its "
+            "disk or repair it, then try again with the same operation id"
+        )
+        return [Refused(refusal) for _ in batch]
+
+    def _rollback(self) -> None:
+        if self._connection.in_transaction:  # a full disk makes SQLite roll back by itself
+            self._connection.execute("ROLLBACK")
+
+    def _verify_accounting(self, path: Path) -> None:
+        counted = accounting.recount(self._connection)
+        recorded = self._committed.counters.logical_bytes
+        if counted == recorded:
+            return
+        _log.warning(
+            "%s: recorded %d logical bytes, the rows have %d; corrected", path, recorded, counted
+        )
+        self._connection.execute("BEGIN IMMEDIATE")
+        work = Work(self._connection, self._config, self._committed, self._clock.wall_us())
+        work.counters.logical_bytes = counted
+        work.write_counters()
+        self._connection.execute("COMMIT")
+        work.publish()
+
+
+def _is_storage_failure(error: Exception) -> bool:
+    """Is it the disk or the file (the whole batch fails), not one change's data?"""
+    if isinstance(error, (sqlite3.OperationalError, sqlite3.InternalError, OSError)):
+        return True
+    return type(error) is sqlite3.DatabaseError  # "disk image is malformed" has no class of its own
+
+
+def _wrote_nothing(error: Exception) -> bool:
+    """Did COMMIT fail in a way that leaves no doubt?
+
+    SQLITE_FULL is raised when a page could not be appended to the WAL. The frame that makes a
+    transaction valid is the last one appended, so it is not there, and SQLite has rolled back.
+    Every other failure may come from the sync after that frame.
+    """
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def _answerable(error: Exception, change: Change) -> BusError:
+    if isinstance(error, BusError):
+        return error
+    _log.error("%s failed", type(change).__name__, exc_info=error)
+    return InternalError("a fault of the bus, nothing was stored; the daemon's log has the details")

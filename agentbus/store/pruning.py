@@ -1,0 +1,133 @@
+"""One bounded slice of cleanup: messages over age, expired receipts, idle subscriptions.
+
+Owns what such a slice removes and the ranges it records, so that no reader misses a message without
+being told. Never decides when to clean up. Runs on the ledger's thread.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from peewee import SQL
+
+from agentbus.ids import ChannelId, Sequence, SessionId
+from agentbus.rules.retention import age_cut, over_since_us
+from agentbus.store.accounting import row_bytes_sql
+from agentbus.store.changes import (
+    Done,
+    Fact,
+    GapCause,
+    MessagesRemoved,
+    PruneResult,
+    PruneSlice,
+    SubscriptionRow,
+)
+from agentbus.store.schema import (
+    PLACE,
+    Message,
+    Receipt,
+    RemovedMessages,
+    Subscription,
+    insert_text,
+    text,
+)
+from agentbus.store.subscribing import SUBSCRIPTION_ROWS, expired_if_idle
+from agentbus.store.work import Work
+
+_SELECT_OLDEST = text(
+    Message.select(Message.sequence, Message.channel, Message.sent_at_us, row_bytes_sql(Message))
+    .where((Message.sequence >= PLACE) & (Message.memory == SQL("0")))
+    .order_by(Message.sequence)
+    .limit(PLACE)
+)
+_DELETE_MESSAGE = text(Message.delete().where(Message.sequence == PLACE))
+_SELECT_LAST_RANGE = text(
+    RemovedMessages.select(RemovedMessages.from_sequence, RemovedMessages.cause)
+    .where(RemovedMessages.channel == PLACE)
+    .order_by(RemovedMessages.from_sequence.desc())
+    .limit(SQL("1"))
+)
+_EXTEND_RANGE = text(
+    RemovedMessages.update({RemovedMessages.to_sequence: PLACE}).where(
+        (RemovedMessages.channel == PLACE) & (RemovedMessages.from_sequence == PLACE)
+    )
+)
+_INSERT_RANGE = insert_text(RemovedMessages)
+_SELECT_EXPIRED_RECEIPTS = text(
+    Receipt.select(Receipt.session, Receipt.operation_id, row_bytes_sql(Receipt))
+    .where(Receipt.expires_at_us <= PLACE)
+    .order_by(Receipt.expires_at_us)
+    .limit(PLACE)
+)
+_DELETE_RECEIPT = text(
+    Receipt.delete().where((Receipt.session == PLACE) & (Receipt.operation_id == PLACE))
+)
+_SELECT_IDLE = text(
+    SUBSCRIPTION_ROWS.select_extend(Subscription.session)
+    .where(Subscription.expired_at_us.is_null() & (Subscription.last_used_us <= PLACE))
+    .limit(PLACE)
+)
+
+
+def prune_slice(work: Work, change: PruneSlice) -> Done:
+    """Remove at most `max_rows` rows of one sort."""
+    match change.what:
+        case "messages_by_age":
+            return _messages_by_age(work, change.max_rows)
+        case "receipts":
+            return _receipts(work, change.max_rows)
+        case "subscriptions":
+            return _subscriptions(work, change.max_rows)
+
+
+def _messages_by_age(work: Work, max_rows: int) -> Done:
+    rows = work.execute(_SELECT_OLDEST, (work.staged.ordinary_from, max_rows)).fetchall()
+    cutoff_us = over_since_us(work.now_us, work.config.message_retention_hours)
+    over = rows[: age_cut((row[2] for row in rows), cutoff_us)]
+    if not over:
+        return Done(PruneResult(0, False))
+    work.connection.executemany(_DELETE_MESSAGE, [(row[0],) for row in over])
+    work.counters.logical_bytes -= sum(row[3] for row in over)
+    work.staged.ordinary_from = Sequence(over[-1][0] + 1)
+    removed: defaultdict[ChannelId, list[Sequence]] = defaultdict(list)
+    for sequence, channel_id, _, _ in over:
+        removed[channel_id].append(sequence)
+    facts = [
+        _removed(work, channel_id, tuple(sequences), "age")
+        for channel_id, sequences in removed.items()
+    ]
+    return Done(PruneResult(len(over), len(over) == max_rows), tuple(facts))
+
+
+def _removed(
+    work: Work, channel_id: ChannelId, sequences: tuple[Sequence, ...], cause: GapCause
+) -> MessagesRemoved:
+    """Record a removal: the channel's counters and its last range, extended if of the same cause.
+
+    Sequences of one channel are never dense, so "the next removal" is what makes two ranges one.
+    """
+    channel = work.changing(channel_id)
+    channel.retained -= len(sequences)
+    channel.removed_through = sequences[-1]
+    last = work.execute(_SELECT_LAST_RANGE, (channel_id,)).fetchone()
+    if last is not None and last[1] == cause:
+        work.execute(_EXTEND_RANGE, (sequences[-1], channel_id, last[0]))
+    else:
+        work.insert(_INSERT_RANGE, (channel_id, sequences[0], sequences[-1], cause))
+    return MessagesRemoved(channel_id, channel.name, sequences[-1], sequences, cause)
+
+
+def _receipts(work: Work, max_rows: int) -> Done:
+    rows = work.execute(_SELECT_EXPIRED_RECEIPTS, (work.now_us, max_rows)).fetchall()
+    work.connection.executemany(_DELETE_RECEIPT, [(row[0], row[1]) for row in rows])
+    work.counters.logical_bytes -= sum(row[2] for row in rows)
+    return Done(PruneResult(len(rows), len(rows) == max_rows))
+
+
+def _subscriptions(work: Work, max_rows: int) -> Done:
+    cutoff_us = over_since_us(work.now_us, work.config.cursor_idle_hours)
+    rows = work.execute(_SELECT_IDLE, (cutoff_us, max_rows)).fetchall()
+    facts: list[Fact] = []
+    for *row, session_id in rows:
+        expired_if_idle(work, SessionId(session_id), SubscriptionRow(*row), facts)
+    return Done(PruneResult(len(rows), len(rows) == max_rows), tuple(facts))

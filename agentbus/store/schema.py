@@ -1,0 +1,210 @@
+"""The tables, as Peewee models, and the SQL text of statements made from them.
+
+Owns the schema and its version. The models are bound to a dialect that never connects: they define
+tables and write SQL text, once, at import; connections execute that text (a query object built per
+message costs ten times the statement itself). Nothing here touches a file, so any thread may import
+it.
+
+Times are microseconds since the Unix epoch. There are no foreign keys: one writer makes all rows,
+and a check per row would cost more than the insert.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from peewee import (
+    SQL,
+    BareField,
+    BigIntegerField,
+    BlobField,
+    BooleanField,
+    CompositeKey,
+    IntegerField,
+    Model,
+    Query,
+    SqliteDatabase,
+    TextField,
+)
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x41674273
+"""`AgBs` in the file header: tells our file from another program's database."""
+
+_DIALECT = SqliteDatabase(None, returning_clause=False)
+
+Table: TypeAlias = Any
+"""A model class; Peewee's stubs do not know what its metaclass adds."""
+
+
+class Base(Model):
+    class Meta:
+        database = _DIALECT
+        legacy_table_names = False
+
+
+class Agent(Base):
+    """A persistent agent."""
+
+    id = TextField(primary_key=True)
+    name = TextField(unique=True)
+    created_at_us = BigIntegerField()
+
+    class Meta:
+        table_name = "agents"
+
+
+class Session(Base):
+    """One native conversation, or a child of one (`child` is empty for a main conversation)."""
+
+    id = TextField(primary_key=True)
+    agent = TextField()
+    application = TextField()
+    conversation = TextField()
+    child = TextField()
+    parent = TextField(null=True)
+    role = TextField(null=True)
+    display_name = TextField()
+    repository = TextField(null=True)
+    generation = BigIntegerField()
+    created_at_us = BigIntegerField()
+    last_seen_us = BigIntegerField()
+
+    class Meta:
+        table_name = "sessions"
+        indexes = ((("agent", "application", "conversation", "child"), True),)
+
+
+class Channel(Base):
+    """A channel and its counters. `created_sequence`: the bus's newest when it was made."""
+
+    id = IntegerField(primary_key=True)
+    name = TextField(unique=True)
+    kind = TextField()
+    created_at_us = BigIntegerField()
+    created_sequence = BigIntegerField()
+    newest = BigIntegerField()
+    retained = BigIntegerField()
+    removed_through = BigIntegerField()
+
+    class Meta:
+        table_name = "channels"
+
+
+class RemovedMessages(Base):
+    """A run of removed messages of one channel; successive removals of one cause extend it."""
+
+    channel = IntegerField()
+    from_sequence = BigIntegerField()
+    to_sequence = BigIntegerField()
+    cause = TextField()
+
+    class Meta:
+        table_name = "removed_ranges"
+        primary_key = CompositeKey("channel", "from_sequence")
+        without_rowid = True
+
+
+class Subscription(Base):
+    """A session's cursor in a channel. Ids are never reused: a late report moves no other one."""
+
+    id = IntegerField(primary_key=True, constraints=[SQL("AUTOINCREMENT")])
+    session = TextField()
+    channel = IntegerField()
+    handed_off = BigIntegerField()
+    confirmed = BigIntegerField()
+    last_used_us = BigIntegerField()
+    expired_at_us = BigIntegerField(null=True)
+
+    class Meta:
+        table_name = "subscriptions"
+        indexes = ((("session", "channel"), True),)
+
+
+class Message(Base):
+    """A message. The index on `channel` is ordered by sequence too, since that is the row id."""
+
+    sequence = IntegerField(primary_key=True)
+    message_id = TextField()
+    revision = IntegerField()
+    channel = IntegerField(index=True)
+    session = TextField()
+    sent_at_us = BigIntegerField()
+    thread = TextField(null=True)
+    reply_to = TextField(null=True)
+    memory = BooleanField()
+    tombstoned_at_us = BigIntegerField(null=True)
+    envelope = BlobField()  # last, so that the other columns are on the row's first page
+
+    class Meta:
+        table_name = "messages"
+        indexes = ((("message_id", "revision"), True),)
+
+
+class Receipt(Base):
+    """The answer to a mutation, kept so that its repeat gets the same one."""
+
+    session = TextField()
+    operation_id = TextField()
+    fingerprint = BlobField()
+    result = BlobField()
+    accepted_at_us = BigIntegerField()
+    expires_at_us = BigIntegerField(index=True)
+
+    class Meta:
+        table_name = "receipts"
+        primary_key = CompositeKey("session", "operation_id")
+        without_rowid = True
+
+
+class Meta(Base):
+    """schema_version, bus_id, last_sequence, last_generation, logical_bytes."""
+
+    key = TextField(primary_key=True)
+    value = BareField()
+
+    class Meta:
+        table_name = "meta"
+        without_rowid = True
+
+
+DATA_TABLES: tuple[Table, ...] = (
+    Agent,
+    Session,
+    Channel,
+    RemovedMessages,
+    Subscription,
+    Message,
+    Receipt,
+)
+"""Everything that counts against the budget and that a reset empties."""
+
+PLACE: Any = SQL("?")
+"""The place of a parameter in a statement's text."""
+
+
+def text(query: Query) -> str:
+    """The SQL of a query whose parameters are all `PLACE`."""
+    sql, parameters = query.sql()
+    assert not parameters, f"a value got into the text of a statement: {sql}"
+    return str(sql)
+
+
+def insert_text(table: Table, *, replace: bool = False) -> str:
+    """INSERT of a whole row, columns in the order of their declaration."""
+    row = dict.fromkeys(table._meta.sorted_fields, PLACE)
+    return text(table.replace(row) if replace else table.insert(row))
+
+
+def create_statements() -> list[str]:
+    """DDL of all tables and indexes, in order."""
+    statements = []
+    for table in (*DATA_TABLES, Meta):
+        schema = table._schema
+        for context in (
+            schema._create_table(safe=False),
+            *schema._create_indexes(safe=False),
+        ):
+            sql, _ = context.query()
+            statements.append(str(sql))
+    return statements
