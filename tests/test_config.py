@@ -201,8 +201,8 @@ def test_inspection_timeout_is_refused(write: Write, value: object) -> None:
 def test_choice_accepts_exactly_its_words(
     write: Write, name: str, _default: str, allowed: list[str]
 ) -> None:
-    for value in allowed:
-        assert getattr(load_config(write({name: value})), name) == value
+    for word in allowed:
+        assert getattr(load_config(write({name: word})), name) == word
     wrong: list[object] = [allowed[0].upper(), allowed[0] + " ", "", None, True, 1, [allowed[0]]]
     for value in [*wrong, {allowed[0]: 1}]:
         message = refusal(write({name: value}), name)

@@ -138,11 +138,11 @@ def test_neither_package_imports_the_tests() -> None:
 
 def test_sql_stands_in_the_store_only() -> None:
     wrong = [
-        f"{module}:{node.lineno} holds SQL: {node.value.strip()[:60]!r}"
+        f"{module}:{line} holds SQL: {text.strip()[:60]!r}"
         for module in modules()
         if not _is_in(module.name, "agentbus.store")
-        for node in _texts(module)
-        if SQL.match(node.value)
+        for line, text in _texts(module)
+        if SQL.match(text)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -161,9 +161,9 @@ def test_both_packages_say_that_they_are_typed() -> None:
     assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
 
 
-def _texts(module: Module) -> list[ast.Constant]:
+def _texts(module: Module) -> list[tuple[int, str]]:
     return [
-        node
+        (node.lineno, node.value)
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]

@@ -27,7 +27,7 @@ def test_every_message_is_a_frozen_slotted_dataclass() -> None:
         for item in classes
         if not (
             dataclasses.is_dataclass(item)
-            and item.__dataclass_params__.frozen
+            and vars(item)["__dataclass_params__"].frozen
             and "__slots__" in vars(item)
         )
     ]

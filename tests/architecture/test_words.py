@@ -9,20 +9,13 @@ import pytest
 
 from tests.architecture.tree import ROOT
 
-# Written in pieces, so that this file does not hold what it looks for.
+# Each pattern has a bracket somewhere, so that this file does not hold what it looks for.
 WORDS = {
-    "a path of a maker's machine": "|".join(
-        rf"(?<![\w.~-]){path}\b" for path in ("/work/", "/root/", "/opt/dev", "/tmp/team")
+    "a path of a maker's machine": r"(?<![\w.~-])/(wor[k]/|roo[t]/|opt/de[v]\b|tmp/tea[m]\b)",
+    "the host of a package registry": (
+        r"pyp[i]\.org|pythonhoste[d]\.org|registry\.npmj[s]\.org|golan[g]\.org"
     ),
-    "the host of a package registry": "|".join(
-        (
-            r"py" r"pi\.org",
-            r"python" r"hosted\.org",
-            r"registry\.np" r"mjs\.org",
-            r"golang" r"\.org",
-        )
-    ),
-    "a ticket or a page that readers do not have": r"(?i)\b(iss" r"ue #?\d|spec pa" r"ge)",
+    "a ticket or a page that readers do not have": r"(?i)\b(issu[e] #?\d|spec pag[e])",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ class Module:
         return str(self.path.relative_to(ROOT))
 
 
-def modules(*packages: str) -> list[Module]:
+@functools.cache
+def modules(*packages: str) -> tuple[Module, ...]:
     """Every module of the packages, parsed; of both packages if none is named."""
     found = []
     for package in packages or PACKAGES:
@@ -31,7 +33,7 @@ def modules(*packages: str) -> list[Module]:
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             found.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"))))
-    return found
+    return tuple(found)
 
 
 def imports(module: Module) -> Iterator[tuple[int, str]]:
