@@ -98,6 +98,18 @@ def decode_strict(text: bytes | str) -> Any:
     return value
 
 
+def decode_lenient(text: bytes) -> Any:
+    """What a document that `decode_strict` refused seems to say, only to address the refusal.
+
+    Raises ValidationError for bad UTF-8 and malformed JSON, RecursionError for absurd nesting.
+    Never pass on what it returns: it may hold text and numbers that nothing else can carry.
+    """
+    try:
+        return json.loads(text.decode("utf-8"), parse_int=_any_integer)
+    except ValueError as error:
+        raise ValidationError(f"not a JSON document: {error}") from None
+
+
 def check_value(value: Any, depth: int = JSON_DEPTH) -> None:
     """Refuse what must not reach storage: bad text at any place, odd numbers, too deep nesting."""
     if isinstance(value, str):
@@ -156,6 +168,10 @@ def _integer(digits: str) -> int:
     if len(digits) > 20:  # also keeps Python from parsing thousands of digits
         raise ValidationError("integers must fit 64 bits; send larger numbers as text")
     return int(digits)
+
+
+def _any_integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= 20 else float(digits)
 
 
 def _float(digits: str) -> float:

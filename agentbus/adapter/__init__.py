@@ -1,0 +1,1 @@
+"""The `agentbus mcp` process: the bus as tools for one client. Nothing else imports the SDK."""
