@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 _POLL_SECONDS = 0.01
+_HAS_PROC = Path("/proc/self/stat").exists()  # Linux; macOS has none
 
 
 def start_mark(pid: int) -> str | None:
     """Text that no other process of this pid ever had; None when there is none (or a zombie)."""
-    if sys.platform == "linux":
-        return _start_mark_linux(pid)
+    if _HAS_PROC:
+        return _start_mark_from_proc(pid)
     listed = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def end_group(pid: int, mark: str, grace_s: float) -> bool:
     return not is_running(pid, mark)
 
 
-def _start_mark_linux(pid: int) -> str | None:
+def _start_mark_from_proc(pid: int) -> str | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -100,8 +100,8 @@ def ensure_index(client: Client) -> None:
         try:
             execute(
                 client,
-                *("FT.CREATE", keys.INDEX, "ON", "HASH", "PREFIX", 1, keys.DOCUMENT_PREFIX),
-                *("NOHL", "NOFREQS", "STOPWORDS", 0, "SCHEMA", *schema),
+                *("FT.CREATE", keys.INDEX, "ON", "HASH", "PREFIX", "1", keys.DOCUMENT_PREFIX),
+                *("NOHL", "NOFREQS", "STOPWORDS", "0", "SCHEMA", *schema),
             )
         except redis.ResponseError as error:
             if "already exists" not in str(error):

