@@ -1,0 +1,259 @@
+"""Read-only questions to the committed state, each one short transaction.
+
+Owns a connection that cannot write, for one thread. Never keeps a transaction open between calls
+(that would keep the WAL from being reused) and never keeps what it read: the next call sees what
+was committed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peewee import SQL, fn
+
+from agentbus.errors import UnavailableError
+from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
+from agentbus.rules.cursors import missed
+from agentbus.store.changes import ChannelRow, RemovedRange, StoredMessage, SubscriptionRow
+from agentbus.store.connection import open_reader
+from agentbus.store.schema import (
+    PLACE,
+    Agent,
+    Channel,
+    Message,
+    Meta,
+    Receipt,
+    RemovedMessages,
+    Session,
+    Subscription,
+    text,
+)
+from agentbus.store.subscribing import SUBSCRIPTION_ROWS
+
+LAG_LIMIT = 10_000
+"""Counting messages walks an index: at most so many, about a millisecond."""
+
+NO_END = Sequence(2**63 - 1)
+
+_CHANNEL_ROWS = Channel.select(
+    Channel.id,
+    Channel.name,
+    Channel.kind,
+    Channel.retained,
+    Channel.newest,
+    Channel.removed_through,
+)
+_CHANNELS = text(
+    _CHANNEL_ROWS.where(fn.SUBSTR(Channel.name, SQL("1"), PLACE) == PLACE).order_by(Channel.name)
+)
+_CHANNEL = text(_CHANNEL_ROWS.where(Channel.name == PLACE))
+_SUBSCRIPTIONS = text(SUBSCRIPTION_ROWS.where(Subscription.session == PLACE))
+
+_MESSAGE_ROWS = Message.select(
+    Message.channel, Message.sequence, Message.message_id, Message.session, Message.envelope
+)
+_BETWEEN = (Message.channel == PLACE) & (Message.sequence > PLACE) & (Message.sequence < PLACE)
+_OLDEST = text(_MESSAGE_ROWS.where(_BETWEEN).order_by(Message.sequence).limit(PLACE))
+_NEWEST = text(_MESSAGE_ROWS.where(_BETWEEN).order_by(Message.sequence.desc()).limit(PLACE))
+_MESSAGE = text(
+    _MESSAGE_ROWS.where(Message.message_id == PLACE)
+    .order_by(Message.revision.desc())
+    .limit(SQL("1"))
+)
+_SCAN = text(_MESSAGE_ROWS.where(Message.sequence > PLACE).order_by(Message.sequence).limit(PLACE))
+_LAG = text(
+    Message.select(fn.COUNT(SQL("*"))).from_(
+        Message.select(SQL("1"))
+        .where((Message.channel == PLACE) & (Message.sequence > PLACE))
+        .limit(PLACE)
+    )
+)
+_RANGES = text(
+    RemovedMessages.select(
+        RemovedMessages.from_sequence, RemovedMessages.to_sequence, RemovedMessages.cause
+    )
+    .where(
+        (RemovedMessages.channel == PLACE)
+        & (RemovedMessages.to_sequence > PLACE)
+        & (RemovedMessages.from_sequence < PLACE)
+    )
+    .order_by(RemovedMessages.from_sequence)
+)
+_SESSIONS = text(
+    Session.select(
+        Session.id,
+        Session.display_name,
+        Agent.name,
+        Session.application,
+        Session.conversation,
+        Session.child,
+        Session.parent,
+        Session.role,
+        Session.repository,
+        Session.generation,
+        Session.created_at_us,
+        Session.last_seen_us,
+    )
+    .join(Agent, on=(Agent.id == Session.agent))
+    .order_by(Session.created_at_us, Session.id)
+)
+_META = text(Meta.select(Meta.value).where(Meta.key == PLACE))
+_COUNTS = {
+    "messages": text(Channel.select(fn.COALESCE(fn.SUM(Channel.retained), SQL("0")))),
+    **{
+        table._meta.table_name: text(table.select(fn.COUNT(SQL("*"))))
+        for table in (Agent, Session, Channel, Subscription, Receipt)
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session that was ever attached, for administration. `child` is empty for a main one."""
+
+    session_id: SessionId
+    display_name: str
+    agent: str
+    application: str
+    conversation: str
+    child: str
+    parent: SessionId | None
+    role: str | None
+    repository: str | None
+    generation: int
+    created_at_us: int
+    last_seen_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages in sequence order, and what was removed within the part of the channel they cover.
+
+    `more`: the channel goes on beyond this page, in the direction in which it was read.
+    """
+
+    messages: list[StoredMessage]
+    removed: list[RemovedRange]
+    more: bool
+
+
+class Reader:
+    """See the module's text. Open one per thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing database. Raises DatabaseUnusable."""
+        self._connection = open_reader(path)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def subscriptions(self, session_id: SessionId) -> tuple[SubscriptionRow, ...]:
+        """All of a session's, those that expired included."""
+        return tuple(SubscriptionRow(*row) for row in self._all(_SUBSCRIPTIONS, session_id))
+
+    def channels(self, prefix: str = "") -> list[ChannelRow]:
+        """Channels whose name begins so, by name."""
+        return [ChannelRow(*row) for row in self._all(_CHANNELS, len(prefix), prefix)]
+
+    def channel(self, name: str) -> ChannelRow | None:
+        rows = self._all(_CHANNEL, name)
+        return ChannelRow(*rows[0]) if rows else None
+
+    def history(
+        self,
+        channel_id: ChannelId,
+        *,
+        before: Sequence | None = None,
+        after: Sequence | None = None,
+        count: int,
+    ) -> Page:
+        """The oldest messages after `after`, else the newest before `before` (or of all)."""
+        low = after if after is not None else Sequence(0)
+        high = before if before is not None else NO_END
+        with self._snapshot():
+            rows = self._all(
+                _OLDEST if after is not None else _NEWEST, channel_id, low, high, count + 1
+            )
+            more = len(rows) > count
+            messages = [StoredMessage(*row) for row in rows[:count]]
+            if after is None:
+                messages.reverse()
+            # The part that the page covers ends where the next page begins.
+            if more and after is not None:
+                high = Sequence(messages[-1].sequence + 1)
+            elif more:
+                low = Sequence(messages[0].sequence - 1)
+            return Page(messages, self._ranges(channel_id, low, high), more)
+
+    def message(self, message_id: MessageId) -> StoredMessage | None:
+        """The newest revision of a retained message."""
+        rows = self._all(_MESSAGE, message_id)
+        return StoredMessage(*rows[0]) if rows else None
+
+    def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]:
+        """What a cursor at `after` has missed, in order; the first is cut to begin after it."""
+        return self._ranges(channel_id, after, NO_END)
+
+    def sessions(self) -> list[SessionRow]:
+        """Every session that was ever attached, oldest first."""
+        return [SessionRow(*row) for row in self._all(_SESSIONS)]
+
+    def lag(self, channel_id: ChannelId, position: Sequence, limit: int = LAG_LIMIT) -> int:
+        """How many retained messages lie after the position; `limit` means "so many or more".
+
+        Walks an index entry per message counted.
+        """
+        return int(self._all(_LAG, channel_id, position, limit)[0][0])
+
+    def scan(self, after_sequence: Sequence, limit: int) -> list[StoredMessage]:
+        """The next messages of all channels in sequence order, for replay and rebuild."""
+        return [StoredMessage(*row) for row in self._all(_SCAN, after_sequence, limit)]
+
+    def counts(self) -> dict[str, int]:
+        """Rows per table, for status. Receipts are counted one by one, up to a few milliseconds."""
+        with self._snapshot():
+            return {name: int(self._all(sql)[0][0]) for name, sql in _COUNTS.items()}
+
+    def logical_bytes(self) -> int:
+        """What counts against `sqlite_budget_mib`, as of the last commit."""
+        return int(self._all(_META, "logical_bytes")[0][0])
+
+    def bus_id(self) -> BusId:
+        """The identity of this database."""
+        return BusId(self._all(_META, "bus_id")[0][0])
+
+    def last_sequence(self) -> Sequence:
+        """The newest committed sequence."""
+        return Sequence(self._all(_META, "last_sequence")[0][0])
+
+    def _ranges(self, channel_id: ChannelId, low: Sequence, high: Sequence) -> list[RemovedRange]:
+        """Removed ranges with a part above `low` and below `high`, cut to that part."""
+        ranges = []
+        for from_sequence, to_sequence, cause in self._all(_RANGES, channel_id, low, high):
+            part = missed(low, from_sequence, min(to_sequence, Sequence(high - 1)))
+            if part is not None:
+                ranges.append(RemovedRange(*part, cause))
+        return ranges
+
+    def _all(self, sql: str, *parameters: Any) -> list[Any]:
+        """All rows at once, so that no statement (and with it no read transaction) stays open."""
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise UnavailableError(
+                f"the database could not be read ({error}); see the daemon's log and its disk"
+            ) from error
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Several statements that see the same commit."""
+        self._all("BEGIN")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:
+                self._all("COMMIT")
