@@ -1,9 +1,10 @@
 """The daemon's socket loop: accepts, reads, answers heartbeats, hands everything else on.
 
-Owns: the listening socket, every connection's descriptor and all reads, on one thread of its own
-(`transport`). Never: runs an operation, waits for an actor, blocks on anything but `select`.
+Owns: every connection's descriptor and all reads, on one thread of its own (`transport`).
+Never: runs an operation, waits for an actor, blocks on anything but `select`.
 
-    listener = Listener(listening_socket, handler, heartbeat_payload, clock=clock)
+    listener = Listener(listening_socket, handler, heartbeat_payload, clock=clock,
+                        on_failure=...)      # told when the loop itself fails: the daemon must end
     listener.start(); listener.stop_accepting(); listener.close(flush_s); listener.statistics()
     listener.broadcast(frame)                # to every connection, from any thread
 
@@ -16,7 +17,6 @@ over the limit is answered and the connection closed, because its place in the s
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import selectors
@@ -34,21 +34,17 @@ from agentbus.errors import BusError, OverloadedError
 from agentbus.protocol import jsonrpc
 from agentbus.protocol.frames import FrameTooLargeError
 from agentbus.protocol.jsonrpc import Notification, ProtocolError, Request
+from agentbus.transport.acceptor import Acceptor
 from agentbus.transport.connection import Connection, corked
-from agentbus.transport.peer import peer_of
+from agentbus.transport.peer import Peer
 from agentbus.transport.reply import InFlight, Reply
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT: Final = "heartbeat"
 READ_BYTES: Final = 64 * limits.KIB
-ACCEPT_PAUSE_S: Final = 0.1
-"""How long `accept` rests when the process or machine has no descriptor left; doubles up to 2 s."""
-ACCEPT_PAUSE_MAX_S: Final = 2.0
-LINGER_S: Final = 2.0
+LINGER_S: Final = limits.SHUTDOWN_GRACE_SECONDS
 """How long a connection that is to be closed may take to read its last frames."""
-_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
 _READ = selectors.EVENT_READ
 _WRITE = selectors.EVENT_WRITE
 
@@ -107,15 +103,15 @@ class Listener:
         heartbeat_payload: Callable[[], Any],
         *,
         clock: Clock,
+        on_failure: Callable[[Exception], None] | None = None,
         accepted_uid: int | None = None,
         in_flight: InFlight | None = None,
         out_buffer_bytes: int = limits.OUT_BUFFER_BYTES,
     ) -> None:
-        self._listening = listening
         self._handler = handler
         self._heartbeat_payload = heartbeat_payload
         self._clock = clock
-        self._accepted_uid = os.getuid() if accepted_uid is None else accepted_uid
+        self._on_failure = on_failure
         self._in_flight = in_flight or InFlight()
         self._out_buffer_bytes = out_buffer_bytes
         self._selector = selectors.DefaultSelector()
@@ -126,15 +122,17 @@ class Listener:
         self._awake = threading.Event()  # set: the loop will look at what was put before
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._accepting = True
-        self._accept_again_s: float | None = None
-        self._accept_pause_s = ACCEPT_PAUSE_S
         self._close_by_s: float | None = None
-        self._accepted = self._refused = self._accept_pauses = 0
         self._requests = self._heartbeats = self._notifications = 0
         self._malformed = self._overloaded = 0
-        for owned in (listening, self._wake_receiver, self._wake_sender):
-            owned.setblocking(False)
-        self._selector.register(listening, _READ, self._accept_all)
+        for waker in (self._wake_receiver, self._wake_sender):
+            waker.setblocking(False)
+        self._acceptor = Acceptor(
+            listening,
+            self._selector,
+            os.getuid() if accepted_uid is None else accepted_uid,
+            self._welcome,
+        )
         self._selector.register(self._wake_receiver, _READ, self._drain_wakes)
 
     # From any thread
@@ -158,16 +156,18 @@ class Listener:
         self._accepting = False
         self._close_by_s = time.monotonic() + flush_s
         self._wake()
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._end()  # it was never started
+        else:
             self._thread.join()
 
     def statistics(self) -> TransportStatistics:
         connections = list(self._connections)
         return TransportStatistics(
             connections_now=len(connections),
-            accepted=self._accepted,
-            refused=self._refused,
-            accept_pauses=self._accept_pauses,
+            accepted=self._acceptor.accepted,
+            refused=self._acceptor.refused,
+            accept_pauses=self._acceptor.pauses,
             requests=self._requests,
             heartbeats=self._heartbeats,
             notifications=self._notifications,
@@ -203,6 +203,10 @@ class Listener:
                 self._settle(connection)
             while self._connections and (left_s := self._close_by_s - time.monotonic()) > 0:
                 self._turn(left_s)
+        except Exception as error:
+            _log.exception("the transport failed; all connections are closed")
+            if self._on_failure is not None:
+                self._on_failure(error)
         finally:
             self._end()
 
@@ -210,8 +214,8 @@ class Listener:
         """Until the next thing that happens by time; None: nothing does. Real time, not `clock`:
         a test's clock that stands still must not keep output from being flushed."""
         due_s = list(self._lingering.values())
-        if self._accept_again_s is not None:
-            due_s.append(self._accept_again_s)
+        if self._acceptor.again_s is not None:
+            due_s.append(self._acceptor.again_s)
         return max(0.0, min(due_s) - time.monotonic()) if due_s else None
 
     def _turn(self, pause_s: float | None) -> None:
@@ -227,67 +231,20 @@ class Listener:
             self._settle(target)
         while self._attention:
             self._settle(self._attention.popleft())
-        if self._lingering or self._accept_again_s is not None or not self._accepting:
-            self._timed()
+        if not self._accepting:
+            self._acceptor.close()
+        now_s = time.monotonic()
+        self._acceptor.resume_when_due(now_s)
+        for connection, due_s in list(self._lingering.items()):
+            if due_s <= now_s:
+                connection.close("client does not read its last frames")
+                self._settle(connection)
 
     def _drain_wakes(self) -> None:
         self._wake_receiver.recv(64)
         self._awake.clear()  # before the queue is looked at, so that no later put is missed
 
-    def _timed(self) -> None:
-        now_s = time.monotonic()
-        for connection, due_s in list(self._lingering.items()):
-            if due_s <= now_s:
-                connection.close("client does not read its last frames")
-                self._settle(connection)
-        resting = self._accept_again_s is not None
-        if not self._accepting:
-            self._accept_again_s = None
-            if not resting and self._listening.fileno() >= 0:
-                self._selector.unregister(self._listening)
-            self._listening.close()
-        elif self._accept_again_s is not None and self._accept_again_s <= now_s:
-            self._accept_again_s = None
-            self._selector.register(self._listening, _READ, self._accept_all)
-
-    def _accept_all(self) -> None:
-        while self._accepting:
-            try:
-                connected, _ = self._listening.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in _NO_DESCRIPTOR:
-                    self._rest(error)
-                    return
-                continue  # the client left the queue before it was accepted
-            self._accept_pause_s = ACCEPT_PAUSE_S
-            self._welcome(connected)
-
-    def _rest(self, error: OSError) -> None:
-        """Accepting again at once would fail again at once: the client is still in the queue."""
-        _log.warning(
-            "cannot accept for %.1f s: %s; raise the limit of open files (ulimit -n)",
-            self._accept_pause_s,
-            error.strerror,
-        )
-        self._accept_pauses += 1
-        self._selector.unregister(self._listening)
-        self._accept_again_s = time.monotonic() + self._accept_pause_s
-        self._accept_pause_s = min(2 * self._accept_pause_s, ACCEPT_PAUSE_MAX_S)
-
-    def _welcome(self, connected: socket.socket) -> None:
-        try:
-            peer = peer_of(connected)
-        except OSError:
-            connected.close()
-            return
-        if peer.uid != self._accepted_uid:
-            self._refused += 1
-            _log.warning("refused a client of user %d, process %s", peer.uid, peer.pid)
-            connected.close()
-            return
-        connected.setblocking(False)
+    def _welcome(self, connected: socket.socket, peer: Peer) -> None:
         connection = Connection(
             connected,
             peer,
@@ -295,7 +252,6 @@ class Listener:
             now_s=self._clock.monotonic_s(),
             out_buffer_bytes=self._out_buffer_bytes,
         )
-        self._accepted += 1
         self._connections[connection] = _READ
         self._selector.register(connected, _READ, connection)
         self._guarded(connection, self._handler.connected, connection)
@@ -404,7 +360,7 @@ class Listener:
         for connection in list(self._connections):
             connection.close("daemon stops")
             self._remove(connection)
-        self._listening.close()
+        self._acceptor.close()
         self._selector.close()
         self._wake_receiver.close()
         self._wake_sender.close()

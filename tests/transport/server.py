@@ -67,7 +67,14 @@ class Recorder:
 class Server:
     """A listener on a real socket, closed by the fixture that made it."""
 
-    def __init__(self, path: Path, *, clock: Clock | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock | None = None,
+        heartbeat_payload: Callable[[], Any] = lambda: HEARTBEAT_PAYLOAD,
+        **options: Any,
+    ) -> None:
         self.path = path
         self.handler = Recorder()
         listening = socket.socket(socket.AF_UNIX)
@@ -76,7 +83,7 @@ class Server:
         self.listener = Listener(
             listening,
             self.handler,
-            lambda: HEARTBEAT_PAYLOAD,
+            heartbeat_payload,
             clock=clock or SystemClock(),
             **options,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -16,9 +17,10 @@ import pytest
 
 from agentbus import limits
 from agentbus.protocol import jsonrpc
+from agentbus.transport import listener
 from agentbus.transport.reply import InFlight
 from tests.clock import FakeClock
-from tests.transport.server import HEARTBEAT_PAYLOAD, RawClient, Server, eventually
+from tests.transport.server import HEARTBEAT_PAYLOAD, RawClient, Recorder, Server, eventually
 
 Serve = Callable[..., Server]
 Connect = Callable[[Server], RawClient]
@@ -310,6 +312,35 @@ def test_close_does_not_wait_longer_than_told_for_a_client_that_does_not_read(
     server.listener.close(0.2)
     assert time.monotonic() - before_s < 5.0
     client.close()
+
+
+def test_client_that_does_not_read_its_last_frames_is_closed_all_the_same(
+    server: Server, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "LINGER_S", 0.05)
+    connection = server.connection()
+    connection.send(jsonrpc.encode_notification("n", {"x": "x" * limits.MIB}))
+    connection.close_when_sent("version mismatch")
+    assert server.handler.gone.get(timeout=10) is connection
+    assert connection.close_reason == "version mismatch"
+    client.close()
+
+
+def test_failure_of_the_loop_is_told_and_closes_everything(serve: Serve, connect: Connect) -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    server = serve(on_failure=failures.put, heartbeat_payload=lambda: 1 // 0)
+    client = connect(server)
+    client.call(1, "heartbeat")
+    assert isinstance(failures.get(timeout=10), ZeroDivisionError)
+    assert client.at_end()
+
+
+def test_listener_that_never_started_can_be_closed(folder: Path) -> None:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "s"))
+    unstarted = listener.Listener(listening, Recorder(), dict, clock=FakeClock())
+    unstarted.close(1.0)
+    assert listening.fileno() == -1
 
 
 _FEW_DESCRIPTORS = """
