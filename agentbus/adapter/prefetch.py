@@ -1,0 +1,357 @@
+"""What one attachment has fetched, given out, and proven to have handed off. Pure bookkeeping.
+
+Owns the queues of the attachment's subscriptions (subscription.py), the batches on their way out,
+the credit to give back, the numbers of the handoff reports and the expiry notices. Never does I/O
+and never waits: link.py moves what this module decides. Used in the thread of the event loop only.
+
+    attached / new_epoch / subscribed / unsubscribed / expire / accept    what the daemon says
+    take -> Batch, settle(batch, ...), replay() -> Batch                  what results do
+    credit_due(), report_due(), committed(report), failed(report)         what the daemon is told
+    arrival(), confirms(arrival)                                          what a later call proves
+
+It outlives attachments: after a lost connection the same object is attached again, so what was
+handed off here is never given out twice, whatever the daemon has heard of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from agentbus.adapter.subscription import Arrived, Entry, Gap, Record, SubscriptionQueue
+from agentbus.errors import CursorExpiredError, NotFoundError
+from agentbus.limits import GAPS_PER_RESULT
+
+_MARK_CHARACTERS = len(',"redelivered":true') + len(",")
+"""What a record may take in a result beside its own JSON."""
+
+
+@dataclass(slots=True)
+class Expiry:
+    """A subscription that lapsed; told in every result until one that carried it is confirmed."""
+
+    subscription: int
+    channel: str
+    expired_at: str
+    told: bool = False
+    """A result with it was handed off, which no report says yet."""
+    report: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Ceilings of one result: records, characters of its text, bytes of its JSON."""
+
+    count: int
+    characters: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one result carries, in order. `oversize`: its only record is beyond the budget."""
+
+    entries: tuple[tuple[int, Entry], ...] = ()
+    expired: tuple[Expiry, ...] = ()
+    more: bool = False
+    oversize: bool = False
+    is_replay: bool = False
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return tuple(entry for _, entry in self.entries if isinstance(entry, Record))
+
+    @property
+    def gaps(self) -> tuple[tuple[int, Gap], ...]:
+        return tuple((sub, entry) for sub, entry in self.entries if isinstance(entry, Gap))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.entries
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What to send as `handoff`."""
+
+    number: int
+    epoch: int
+    positions: dict[int, int]
+    expired: tuple[int, ...]
+
+
+class Prefetch:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.session_id: str | None = None
+        self.epoch = 0
+        self._subscriptions: dict[int, SubscriptionQueue] = {}
+        self._expired: dict[int, Expiry] = {}
+        self._window = 0
+        self._credit_messages = 0
+        self._credit_bytes = 0
+        self._handoffs = 0
+        self._report_number = 0
+        self._unconfirmed: deque[tuple[int, int]] = deque()  # (report, handoffs when it was made)
+        self._last_records: tuple[tuple[int, Entry], ...] = ()
+
+    # --- what the daemon says ---------------------------------------------------------------------
+
+    def attached(
+        self, session_id: str, epoch: int, subscriptions: Iterable[dict[str, Any]]
+    ) -> None:
+        """A new attachment: window full, reports from 1, delivery from the confirmed positions."""
+        self.session_id = session_id
+        self._report_number = 0
+        self._unconfirmed.clear()
+        for expiry in self._expired.values():
+            expiry.told = expiry.told or expiry.report is not None
+            expiry.report = None
+        self._start_window(epoch)
+        live: set[int] = set()
+        for row in subscriptions:
+            subscription = row["subscription"]
+            if row["expired_at"] is not None:
+                self.expire(subscription, row["channel"], row["expired_at"])
+                continue
+            live.add(subscription)
+            queue = self._queue(subscription, row["channel"], row["confirmed"])
+            queue.invalidate(row["confirmed"])
+            queue.reported = queue.committed = row["confirmed"]
+        for subscription in self._subscriptions.keys() - live:
+            del self._subscriptions[subscription]
+
+    def new_epoch(self, epoch: int) -> None:
+        """After a recovery the daemon delivers again from its positions and forgets credit."""
+        self._start_window(epoch)
+        for queue in self._subscriptions.values():
+            queue.invalidate()
+            queue.reported = queue.committed
+
+    def subscribed(self, subscription: int, channel: str, position: int) -> None:
+        """`position` is where a new subscription starts; a known one keeps its own."""
+        self._queue(subscription, channel, position)
+
+    def unsubscribed(self, subscription: int) -> None:
+        """Forget the subscription; results under way then settle without a report for it."""
+        queue = self._subscriptions.pop(subscription, None)
+        if queue is not None:
+            self._give_back(queue.invalidate(queue.reserved))
+
+    def expire(self, subscription: int, channel: str, expired_at: str) -> None:
+        self.unsubscribed(subscription)
+        self._expired.setdefault(subscription, Expiry(subscription, channel, expired_at))
+
+    def accept(self, arrived: Arrived, *, epoch: int, pushed: bool, own: bool = False) -> None:
+        """Queue a delivery. `own`: a pull that asked for own messages too."""
+        if epoch != self.epoch:
+            return
+        queue = self._queue(arrived.subscription, arrived.channel, arrived.after)
+        window = self._window if pushed else 0
+        self._give_back(
+            queue.accept(arrived, window=window, own_session=self.session_id if own else None)
+        )
+
+    # --- what results do --------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """How many messages wait here."""
+        return sum(len(queue) for queue in self._subscriptions.values())
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        return tuple(queue.channel for queue in self._subscriptions.values())
+
+    def select(self, channels: Collection[str]) -> tuple[SubscriptionQueue, ...]:
+        """The subscriptions a receive reads; all when none are named."""
+        if not channels:
+            return tuple(self._subscriptions.values())
+        by_name = {queue.channel: queue for queue in self._subscriptions.values()}
+        for channel in channels:
+            if channel in by_name:
+                continue
+            for expiry in self._expired.values():
+                if expiry.channel == channel:
+                    raise CursorExpiredError(
+                        f"receive: the subscription of {channel!r} expired at {expiry.expired_at} "
+                        "for want of use; subscribe again, it then starts at the newest message"
+                    )
+            known = ", ".join(by_name) or "none"
+            raise NotFoundError(
+                f"receive: not subscribed to {channel!r}; subscribe first. Subscribed: {known}"
+            )
+        return tuple(by_name[channel] for channel in channels)
+
+    def has_waiting(self, channels: Collection[str]) -> bool:
+        """Whether a take of these channels would carry something."""
+        return bool(self._expired_untold()) or any(
+            queue.head is not None for queue in self.select(channels)
+        )
+
+    def pull_positions(self, channels: Collection[str], *, own: bool) -> dict[int, int]:
+        """Where a pull reads on: behind what arrived, or, for own messages, what was given out."""
+        return {
+            queue.subscription: queue.reserved if own else queue.queued_through
+            for queue in self.select(channels)
+        }
+
+    def take(self, channels: Collection[str], budget: Budget, *, own: bool = False) -> Batch:
+        """The next entries of these channels in order of sequence, whole records only.
+
+        A record that alone is beyond the budget is taken alone: a cursor never wedges.
+        """
+        selected = self.select(channels)
+        if not own:
+            for queue in selected:
+                queue.drop_own()
+        entries: list[tuple[int, Entry]] = []
+        records = gaps = characters = size_bytes = 0
+        oversize = False
+        while not oversize:
+            waiting = [queue for queue in selected if queue.head is not None]
+            if not waiting:
+                break
+            queue = min(waiting, key=_head_first)
+            entry = queue.head
+            if isinstance(entry, Record):
+                if records == budget.count:
+                    break
+                characters += entry.characters + _MARK_CHARACTERS
+                size_bytes += entry.size_bytes
+                oversize = characters > budget.characters or size_bytes > budget.size_bytes
+                if oversize and entries:
+                    oversize = False
+                    break
+                records += 1
+            else:
+                if gaps == GAPS_PER_RESULT:
+                    break
+                gaps += 1
+            entries.append((queue.subscription, queue.take()))
+        more = any(queue.head is not None for queue in selected)
+        for queue in selected:
+            queue.pass_over()
+        return Batch(tuple(entries), tuple(self._expired.values()), more, oversize)
+
+    def replay(self) -> Batch:
+        """The records of the last result that was handed off, once more."""
+        return Batch(self._last_records, tuple(self._expired.values()), is_replay=True)
+
+    def settle(self, batch: Batch, *, handed_off: bool, bytes_left: bool = False) -> None:
+        """The result that carried this batch was handed off, or was not. Once per batch."""
+        if handed_off:
+            self._handoffs += 1
+            for expiry in batch.expired:
+                expiry.told = expiry.report is None
+        if batch.is_replay:
+            return
+        if handed_off and batch.records:
+            self._last_records = tuple(e for e in batch.entries if isinstance(e[1], Record))
+        by_subscription: dict[int, list[Entry]] = {}
+        for subscription, entry in batch.entries:
+            by_subscription.setdefault(subscription, []).append(entry)
+        for subscription, entries in by_subscription.items():
+            queue = self._subscriptions.get(subscription)
+            if queue is not None:
+                queue.settle(entries, handed_off=handed_off, bytes_left=bytes_left)
+            if handed_off or queue is None:
+                self._give_back(entry for entry in entries if isinstance(entry, Record))
+        if handed_off:
+            for queue in self._subscriptions.values():
+                queue.advance()
+
+    # --- what the daemon is told ------------------------------------------------------------------
+
+    def credit_due(self) -> tuple[int, int]:
+        """Messages and bytes to give back; each is named once."""
+        due = self._credit_messages, self._credit_bytes
+        self._credit_messages = self._credit_bytes = 0
+        return due
+
+    def report_due(self) -> Report | None:
+        """The next report, if there is something that no report of this attachment says."""
+        positions: dict[int, int] = {}
+        for queue in self._subscriptions.values():
+            if queue.handed_off > queue.reported:
+                positions[queue.subscription] = queue.reported = queue.handed_off
+        told = [expiry for expiry in self._expired.values() if expiry.told]
+        if not positions and not told:
+            return None
+        self._report_number += 1
+        for expiry in told:
+            expiry.told, expiry.report = False, self._report_number
+        self._unconfirmed.append((self._report_number, self._handoffs))
+        return Report(
+            self._report_number,
+            self.epoch,
+            positions,
+            tuple(expiry.subscription for expiry in told),
+        )
+
+    def committed(self, report: Report) -> None:
+        """The daemon has answered the report after its commit."""
+        for subscription, position in report.positions.items():
+            queue = self._subscriptions.get(subscription)
+            if queue is not None:
+                queue.committed = max(queue.committed, position)
+
+    def failed(self, report: Report) -> None:
+        """The daemon did not take the report; its content is due again."""
+        for subscription in report.positions:
+            queue = self._subscriptions.get(subscription)
+            if queue is not None:
+                queue.reported = queue.committed
+        for expiry in self._expired.values():
+            if expiry.report == report.number:
+                expiry.told, expiry.report = True, None
+
+    # --- what a later call proves -----------------------------------------------------------------
+
+    def arrival(self) -> int:
+        """To be noted when a call of the conversation arrives, for `confirms`."""
+        return self._handoffs
+
+    def confirms(self, arrival: int) -> int:
+        """The newest report whose results had left before that call arrived; 0 for none new."""
+        newest = 0
+        while self._unconfirmed and self._unconfirmed[0][1] <= arrival:
+            newest, _ = self._unconfirmed.popleft()
+        if newest:
+            self._expired = {
+                subscription: expiry
+                for subscription, expiry in self._expired.items()
+                if expiry.report is None or expiry.report > newest
+            }
+        return newest
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _queue(self, subscription: int, channel: str, position: int) -> SubscriptionQueue:
+        queue = self._subscriptions.get(subscription)
+        if queue is None:
+            queue = SubscriptionQueue(subscription, channel, position)
+            self._subscriptions[subscription] = queue
+        return queue
+
+    def _start_window(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._window += 1
+        self._credit_messages = self._credit_bytes = 0
+
+    def _give_back(self, records: Iterable[Record]) -> None:
+        for record in records:
+            if record.window == self._window:
+                self._credit_messages += 1
+                self._credit_bytes += record.size_bytes
+
+    def _expired_untold(self) -> list[Expiry]:
+        return [e for e in self._expired.values() if not e.told and e.report is None]
+
+
+def _head_first(queue: SubscriptionQueue) -> int:
+    assert queue.head is not None
+    return queue.head.first
