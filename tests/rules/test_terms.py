@@ -27,7 +27,10 @@ def decoded(encoded: list[str]) -> list[str]:
     return [re.sub("z([0-9a-f]+)z|zz", character, word) for word in encoded]
 
 
-IDENTIFIERS = [
+Case = tuple[str, list[str], list[str] | None]
+"""Text, its parts, its whole words (None: the same)."""
+
+IDENTIFIERS: list[Case] = [
     ("foobar", ["foobar"], ["foobar"]),
     ("FooBar", ["foo", "bar"], ["foobar"]),
     ("fooBar", ["foo", "bar"], ["foobar"]),
@@ -54,7 +57,7 @@ IDENTIFIERS = [
     ("МойКласс", ["мои", "класс"], ["моикласс"]),
 ]
 
-HASHES = [
+HASHES: list[Case] = [
     ("d3ac558", ["d3ac558"], ["d3ac558"]),
     ("D3AC558F", ["d3ac558f"], ["d3ac558f"]),
     (
@@ -64,7 +67,7 @@ HASHES = [
     ),
 ]
 
-PLACES = [
+PLACES: list[Case] = [
     ("/usr/lib/foo.py", ["usr", "lib", "foo", "py"], ["usr", "lib", "foo", "py"]),
     (r"C:\Users\Sam\x.txt", ["c", "users", "sam", "x", "txt"], ["c", "users", "sam", "x", "txt"]),
     ("~/.config/app.json:120", ["config", "app", "json", "120"], ["config", "app", "json", "120"]),
@@ -76,7 +79,7 @@ PLACES = [
     ("sam.smith+bus@example.org", ["sam", "smith", "bus", "example", "org"], None),
 ]
 
-LANGUAGES = [
+LANGUAGES: list[Case] = [
     ("Café", ["cafe"], ["cafe"]),
     ("naïve–façade", ["naive", "facade"], ["naive", "facade"]),
     ("STRASSE Straße", ["strasse", "strasse"], ["strasse", "strasse"]),
@@ -101,7 +104,7 @@ LANGUAGES = [
     ("𠮷野家", ["𠮷野", "野家"], ["𠮷", "野", "家"]),
 ]
 
-SYMBOLS = [
+SYMBOLS: list[Case] = [
     ("👍", ["👍"], ["👍"]),
     ("done👍🏽now", ["done", "👍", "now"], ["done", "👍", "now"]),
     ("👩‍💻", ["👩", "💻"], ["👩", "💻"]),

@@ -1,0 +1,189 @@
+"""Streams against a real Redis: order, repetition, removal, bounds, failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from agentbus.ids import ChannelId, Sequence, SessionId
+from agentbus.limits import MIB
+from agentbus.projection import keys
+from agentbus.projection.connection import dataset_bytes
+from agentbus.projection.errors import ProjectionError, ProjectionFullError
+from agentbus.projection.streams import READ_ENTRIES, StreamEntry, StreamReader, StreamWriter
+from tests.redis_fixture import PrivateRedis, private_redis
+
+CHANNEL = ChannelId(7)
+OTHER = ChannelId(8)
+START = Sequence(0)
+
+
+def entry(sequence: int, channel_id: ChannelId = CHANNEL, envelope: bytes = b"") -> StreamEntry:
+    return StreamEntry(
+        channel_id=channel_id,
+        sequence=Sequence(sequence),
+        session_id=SessionId("session"),
+        envelope=envelope or b'{"n":%d}' % sequence,
+    )
+
+
+def batch(*sequences: int, channel_id: ChannelId = CHANNEL) -> list[StreamEntry]:
+    return [entry(sequence, channel_id) for sequence in sequences]
+
+
+def numbers(entries: list[StreamEntry]) -> list[int]:
+    return [found.sequence for found in entries]
+
+
+@pytest.fixture
+def writer(redis_server: PrivateRedis) -> StreamWriter:
+    return StreamWriter(redis_server.client, search=False)
+
+
+@pytest.fixture
+def reader(redis_server: PrivateRedis) -> Iterator[StreamReader]:
+    with closing(redis_server.server.connect()) as client:
+        yield StreamReader(client)
+
+
+def test_entries_come_back_as_they_were_written(writer: StreamWriter, reader: StreamReader) -> None:
+    written = [entry(3, envelope=b'{"content":"\xe4\xbd\xa0"}'), entry(5)]
+    writer.project(written, Sequence(5))
+    assert reader.read(CHANNEL, START, 10, MIB).entries == written
+
+
+def test_reading_starts_after_the_cursor(writer: StreamWriter, reader: StreamReader) -> None:
+    writer.project(batch(1, 2, 5, 9), Sequence(9))
+    assert numbers(reader.read(CHANNEL, Sequence(2), 10, MIB).entries) == [5, 9]
+    assert numbers(reader.read(CHANNEL, Sequence(3), 10, MIB).entries) == [5, 9]
+    assert reader.read(CHANNEL, Sequence(9), 10, MIB).entries == []
+
+
+def test_a_channel_without_a_stream_reads_as_empty(reader: StreamReader) -> None:
+    found = reader.read(CHANNEL, START, 10, MIB)
+    assert (found.entries, found.removed_through, found.more) == ([], 0, False)
+
+
+def test_projecting_twice_changes_nothing(writer: StreamWriter, reader: StreamReader) -> None:
+    writer.project(batch(1, 2), Sequence(2))
+    writer.project(batch(1, 2), Sequence(2))
+    writer.project(batch(1, 2, 3), Sequence(3))
+    assert numbers(reader.read(CHANNEL, START, 10, MIB).entries) == [1, 2, 3]
+
+
+def test_loading_out_of_order_is_an_error_and_not_a_loss(writer: StreamWriter) -> None:
+    with pytest.raises(ProjectionError, match="equal or smaller"):
+        writer.load(batch(2, 1))
+
+
+def test_a_count_ends_the_slice(writer: StreamWriter, reader: StreamReader) -> None:
+    every = range(1, 3 * READ_ENTRIES + 1)
+    writer.project(batch(*every), Sequence(every[-1]))
+    some = reader.read(CHANNEL, START, READ_ENTRIES + 1, MIB)
+    assert numbers(some.entries) == list(range(1, READ_ENTRIES + 2))
+    assert some.more
+    rest = reader.read(CHANNEL, some.entries[-1].sequence, 1000, MIB)
+    assert numbers(rest.entries) == list(range(READ_ENTRIES + 2, every[-1] + 1))
+    assert not rest.more
+
+
+def test_a_byte_ceiling_ends_the_slice_but_never_the_first_entry(
+    writer: StreamWriter, reader: StreamReader
+) -> None:
+    writer.project([entry(n, envelope=b"x" * 1000) for n in (1, 2, 3)], Sequence(3))
+    assert numbers(reader.read(CHANNEL, START, 10, 2000).entries) == [1, 2]
+    assert numbers(reader.read(CHANNEL, START, 10, 1999).entries) == [1]
+    first = reader.read(CHANNEL, START, 10, 1)
+    assert numbers(first.entries) == [1]
+    assert first.more
+
+
+def test_many_channels_are_read_in_one_call(writer: StreamWriter, reader: StreamReader) -> None:
+    writer.project([*batch(1, 2), *batch(3, channel_id=OTHER)], Sequence(3))
+    ours, others, none = reader.read_many(
+        [(CHANNEL, Sequence(1)), (OTHER, START), (ChannelId(9), START)], 10
+    )
+    assert (numbers(ours.entries), numbers(others.entries), none.entries) == ([2], [3], [])
+    assert reader.read_many([], 10) == []
+
+
+def test_removal_trims_and_leaves_a_mark(writer: StreamWriter, reader: StreamReader) -> None:
+    writer.project([*batch(1, 2, 4), *batch(5, channel_id=OTHER)], Sequence(5))
+    writer.remove(CHANNEL, Sequence(2), [Sequence(1), Sequence(2)])
+    found = reader.read(CHANNEL, START, 10, MIB)
+    assert (numbers(found.entries), found.removed_through) == ([4], 2)
+    assert reader.read(OTHER, START, 10, MIB).removed_through == 0
+    assert writer.removed() == {CHANNEL: 2}
+
+
+def test_removed_entries_do_not_come_back_by_projecting_again(
+    writer: StreamWriter, reader: StreamReader
+) -> None:
+    writer.project(batch(1, 2), Sequence(2))
+    writer.remove(CHANNEL, Sequence(2), [])
+    writer.project(batch(1, 2), Sequence(2))
+    assert reader.read(CHANNEL, START, 10, MIB).entries == []
+
+
+def test_a_retracted_entry_leaves_no_gap(writer: StreamWriter, reader: StreamReader) -> None:
+    writer.project(batch(1, 2, 3), Sequence(3))
+    writer.retract(CHANNEL, [Sequence(2)])
+    writer.retract(CHANNEL, [])
+    found = reader.read(CHANNEL, START, 10, MIB)
+    assert (numbers(found.entries), found.removed_through) == ([1, 3], 0)
+
+
+def test_a_dropped_channel_leaves_no_key(redis_server: PrivateRedis, writer: StreamWriter) -> None:
+    writer.project(batch(1, 2), Sequence(2))
+    writer.drop(CHANNEL, Sequence(2))
+    assert redis_server.client.keys() == [keys.MARKER.encode()]
+
+
+def test_a_full_redis_takes_none_of_a_batch_and_says_so(redis_server: PrivateRedis) -> None:
+    writer = StreamWriter(redis_server.client, search=False)
+    writer.project(batch(1), Sequence(1))
+    redis_server.client.config_set("maxmemory", 1)
+    with pytest.raises(ProjectionFullError):
+        writer.project(batch(2), Sequence(2))
+    redis_server.client.config_set("maxmemory", 0)
+    reader = StreamReader(redis_server.client)
+    assert numbers(reader.read(CHANNEL, START, 10, MIB).entries) == [1]
+    assert redis_server.client.hget(keys.MARKER, keys.MARKER_SEQUENCE) == b"1"
+
+
+def test_the_dataset_grows_with_what_is_stored(redis_server: PrivateRedis) -> None:
+    before = dataset_bytes(redis_server.client)
+    StreamWriter(redis_server.client, search=False).project(
+        [entry(1, envelope=b"x" * MIB)], Sequence(1)
+    )
+    assert dataset_bytes(redis_server.client) > before + MIB
+
+
+def test_a_killed_redis_is_an_error_for_writers_and_readers(redis_server: PrivateRedis) -> None:
+    writer = StreamWriter(redis_server.client, search=False)
+    reader = StreamReader(redis_server.client)
+    writer.project(batch(1), Sequence(1))
+    os.kill(redis_server.info.pid, signal.SIGKILL)
+    with pytest.raises(ProjectionError):
+        writer.project(batch(2), Sequence(2))
+    with pytest.raises(ProjectionError):
+        reader.read(CHANNEL, START, 1, MIB)
+
+
+def test_a_stopped_redis_is_an_error_in_bounded_time() -> None:
+    with private_redis(command_s=0.3) as running:
+        writer = StreamWriter(running.client, search=False)
+        writer.project(batch(1), Sequence(1))
+        os.kill(running.info.pid, signal.SIGSTOP)
+        started_s = time.monotonic()
+        with pytest.raises(ProjectionError, match="in time"):
+            writer.project(batch(2), Sequence(2))
+        with pytest.raises(ProjectionError, match="in time"):
+            running.server.ping()
+        assert time.monotonic() - started_s < 2.0
+        assert running.server.alive()
