@@ -56,6 +56,76 @@ def test_messages_behind_a_stop_or_a_failure_are_counted(runtime: Runtime) -> No
         assert 0 not in actor.events
 
 
+class InterruptedQueue:
+    """A mailbox's queue that lets something happen at the worst moment, once."""
+
+    def __init__(self, queue: queue.SimpleQueue[Any]) -> None:
+        self._queue = queue
+        self.before_put: Callable[[], object] | None = None
+        self.when_found_empty: Callable[[], object] | None = None
+
+    def put(self, item: Any) -> None:
+        if self.before_put is not None:
+            interrupt, self.before_put = self.before_put, None
+            interrupt()
+        self._queue.put(item)
+
+    def get_nowait(self) -> Any:
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            if self.when_found_empty is not None:
+                interrupt, self.when_found_empty = self.when_found_empty, None
+                interrupt()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+@pytest.fixture
+def interrupted(recorder: Any) -> InterruptedQueue:
+    recorder.actor_inbox._queue = InterruptedQueue(recorder.actor_inbox._queue)
+    queue: InterruptedQueue = recorder.actor_inbox._queue
+    return queue
+
+
+def ended(address: Address[Any]) -> bool:
+    stop_actor(address, 2)
+    mailbox: Any = address.ref.actor_inbox
+    eventually(lambda: mailbox.closed and mailbox.empty())
+    return True
+
+
+def test_actor_that_ends_while_a_teller_is_about_to_put_loses_nothing(
+    recorder: Any, interrupted: InterruptedQueue
+) -> None:
+    address = start_actor(recorder)
+    interrupted.before_put = lambda: ended(address)
+    address.tell("racing")
+    assert address.statistics().dead_tells == 1
+    assert "racing" not in recorder.events
+
+
+def test_ask_of_an_actor_that_ends_just_before_the_put_is_answered(
+    recorder: Any, interrupted: InterruptedQueue
+) -> None:
+    address = start_actor(recorder)
+    interrupted.before_put = lambda: ended(address)
+    with pytest.raises(pykka.ActorDeadError):
+        address.ref.ask("racing", timeout=2)
+
+
+def test_message_put_when_the_ending_actor_has_just_found_nothing_is_counted(
+    recorder: Any, interrupted: InterruptedQueue
+) -> None:
+    address = start_actor(recorder)
+    interrupted.when_found_empty = lambda: address.tell("racing")
+    address.stop()
+    eventually(dead_tells_of(address, 1))
+    assert "racing" not in recorder.events
+
+
 @pytest.mark.parametrize("end", ["stop", "failure"])
 def test_no_tell_is_lost_uncounted_in_the_race_with_the_end(runtime: Runtime, end: str) -> None:
     """300 ends, each while four threads tell: handled + counted is exactly what was told."""
