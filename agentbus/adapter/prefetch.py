@@ -120,7 +120,7 @@ class Prefetch:
             live.add(subscription)
             queue = self._queue(subscription, row["channel"], row["confirmed"])
             queue.invalidate(row["confirmed"])
-            queue.reported = queue.committed = row["confirmed"]
+            queue.reported = queue.committed = queue.sent = row["confirmed"]
         for subscription in self._subscriptions.keys() - live:
             del self._subscriptions[subscription]
 
@@ -129,7 +129,7 @@ class Prefetch:
         self._start_window(epoch)
         for queue in self._subscriptions.values():
             queue.invalidate()
-            queue.reported = queue.committed
+            queue.reported = queue.sent = queue.committed
 
     def subscribed(self, subscription: int, channel: str, position: int) -> None:
         """`position` is where a new subscription starts; a known one keeps its own."""
@@ -276,8 +276,9 @@ class Prefetch:
         """The next report, if there is something that no report of this attachment says."""
         positions: dict[int, int] = {}
         for queue in self._subscriptions.values():
-            if queue.handed_off > queue.reported:
-                positions[queue.subscription] = queue.reported = queue.handed_off
+            position = min(queue.handed_off, queue.sent)
+            if position > queue.reported:
+                positions[queue.subscription] = queue.reported = position
         told = [expiry for expiry in self._expired.values() if expiry.told]
         if not positions and not told:
             return None

@@ -103,6 +103,8 @@ class SubscriptionQueue:
         self.queued_through = position
         self.reported = position
         """Newest position in a report of this attachment; the next report begins above it."""
+        self.sent = position
+        """How far the daemon has sent to this attachment; it refuses reports of more."""
         self.committed = position
         """Newest position whose report the daemon has answered."""
         self._queue: deque[Entry] = deque()
@@ -137,6 +139,7 @@ class SubscriptionQueue:
                 fresh.append(record)
         self._insert(fresh)
         self.queued_through = max(self.queued_through, arrived.through)
+        self.sent = max(self.sent, arrived.through)
         return known
 
     def take(self) -> Entry:

@@ -245,6 +245,8 @@ def test_positions_that_a_recovery_ignored_are_reported_again() -> None:
     prefetch.settle(take(prefetch), handed_off=True)
     assert prefetch.report_due() is not None
     prefetch.new_epoch(2)
+    assert prefetch.report_due() is None
+    arrive(prefetch, message(1), epoch=2)
     assert prefetch.report_due() == Report(2, 2, {1: 1}, ())
 
 
@@ -276,8 +278,8 @@ def test_attaching_again_does_not_deliver_what_was_handed_off_but_reports_it() -
     arrive(prefetch, message(1), message(2))
     prefetch.settle(take(prefetch, count=1), handed_off=True)
     prefetch.attached(OWN, 4, [row(1, confirmed=0)])
-    assert prefetch.report_due() == Report(1, 4, {1: 1}, ())
     arrive(prefetch, message(1), message(2), epoch=4)
+    assert prefetch.report_due() == Report(1, 4, {1: 1}, ())
     assert sequences(take(prefetch)) == [2]
 
 
@@ -475,8 +477,8 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             pushed=pushed,
         )
         if pushed:
-            self.cursor[sub] = through
             self.credit -= len(found)
+        self.cursor[sub] = max(self.cursor[sub], through)
         return len(found)
 
     @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 4))
@@ -544,6 +546,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         if report.epoch != self.epoch:
             return
         for sub, position in report.positions.items():
+            assert position <= self.cursor[sub], "reported what this attachment was not sent"
             self.handed_off[sub] = max(self.handed_off[sub], position)
         self.taken_reports[report.number] = report
         self.prefetch.committed(report)
