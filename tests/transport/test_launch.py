@@ -104,6 +104,7 @@ def test_daemon_is_detached_from_everything_of_its_starter(place: Place) -> None
     for standard in (facts["stdin"], facts["stdout"]):
         assert standard == os.stat(os.devnull).st_rdev
     os.close(writing)
+    os.set_blocking(reading, False)
     assert os.read(reading, 1) == b"", "the daemon holds a pipe of its starter"
     os.close(reading)
 
