@@ -1,0 +1,21 @@
+"""What is known about each harness: the evidence it gives of its conversations, and its limits.
+
+One module per harness; nothing about a harness stands anywhere else. A harness is recognised by the
+name that its MCP client gives. Pure: no I/O, any thread.
+"""
+
+from __future__ import annotations
+
+from agentbus.harnesses import claude_code, codex, generic
+from agentbus.harnesses.evidence import Call, Evidence, Harness, Limits
+
+__all__ = ["Call", "Evidence", "Harness", "Limits", "harness_of"]
+
+_BY_CLIENT: dict[str, Harness] = {
+    harness.client: harness for harness in (claude_code.HARNESS, codex.HARNESS)
+}
+
+
+def harness_of(client_name: str) -> Harness:
+    """The harness whose MCP client calls itself so; a generic one for all others."""
+    return _BY_CLIENT.get(client_name) or generic.harness(client_name)
