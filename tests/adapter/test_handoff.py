@@ -283,10 +283,16 @@ def test_stop_with_open_input_ends_cleanly(
 
 def test_stop_lets_a_reading_client_take_what_is_queued(open_session: OpenSession) -> None:
     session = open_session()
-    request_id = session.receive_records("queued", bytes=TOO_BIG)
+    begun = session.receive_records("begun", bytes=TOO_BIG)
+    queued = session.receive_records("queued")
+    running = session.receive_records("running", gated=True)
     os.kill(session.process.pid, signal.SIGTERM)
-    assert [answer["id"] for answer in session.receive_rest()] == [request_id]
+    answers = session.receive_rest()
+    assert [answer["id"] for answer in answers] == [begun, queued, running]
+    assert answers[-1]["error"]["code"] == -32000
+    assert session.outcome_of("begun") == "handed_off"
     assert session.outcome_of("queued") == "handed_off"
+    assert session.outcome_of("running") == "shutdown"
     assert session.wait_exit() == 0
 
 

@@ -348,6 +348,16 @@ def test_reading_pauses_while_too_much_output_is_unread() -> None:
     asyncio.run(scenario())
 
 
+def test_a_session_that_ends_does_not_wait_for_each_answer() -> None:
+    async def scenario() -> None:
+        async with Pipes() as pipes:
+            pipes.stdio.stop()
+            await pipes.stdio.write.send(answer(1, a="x" * 1_000_000))
+            assert pipes.stdio.write.queued_bytes > 0
+
+    asyncio.run(scenario())
+
+
 def test_refusals_are_bounded_when_nobody_reads_them() -> None:
     async def scenario() -> None:
         async with Pipes() as pipes:
