@@ -41,6 +41,12 @@ Readiness: TypeAlias = Literal["starting", "recovering", "ready", "stopping"]
 class Link(Protocol):
     """The daemon's end of one client connection, as far as actors use it. Thread-safe."""
 
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def last_seen_s(self) -> float: ...
+
     def send(self, frame: bytes) -> bool: ...
 
     def deliver(self, frames: list[bytes]) -> bool: ...
@@ -48,7 +54,7 @@ class Link(Protocol):
     def close(self, reason: str) -> None: ...
 
 
-# --- to more than one kind of actor ---------------------------------------------------------------
+# --- to more than one kind of actor ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class ReadinessChanged:
     retry_after_ms: int
 
 
-# --- Attachment -------------------------------------------------------------------------------------
+# --- Attachment ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ AttachmentMessage: TypeAlias = (
 )
 
 
-# --- ReceiptLedger ----------------------------------------------------------------------------------
+# --- ReceiptLedger ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +205,7 @@ class Unfence:
 LedgerMessage: TypeAlias = Submit | Fence | Unfence
 
 
-# --- RedisProjector ---------------------------------------------------------------------------------
+# --- RedisProjector ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +232,7 @@ class CheckRedis:
 ProjectorMessage: TypeAlias = Committed | CatchUp | CheckRedis
 
 
-# --- Channel ----------------------------------------------------------------------------------------
+# --- Channel ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +258,7 @@ class Unwatch:
 ChannelMessage: TypeAlias = Projected | Watch | Unwatch
 
 
-# --- Registrar --------------------------------------------------------------------------------------
+# --- Registrar ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,9 +309,16 @@ class SweepLiveness:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryAsked:
-    """The live sessions, for `discover` and for the reporter."""
+    """The live sessions as an agent may see them (`discover`)."""
 
     query: str
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSessionsAsked:
+    """The live sessions as the reporter needs them: a tuple of `LiveSession`."""
+
     reply_to: Reply
 
 
@@ -318,6 +331,7 @@ RegistrarMessage: TypeAlias = (
     | SubscriptionsExpired
     | SweepLiveness
     | DirectoryAsked
+    | LiveSessionsAsked
     | ReadinessChanged
 )
 
@@ -334,7 +348,7 @@ class LiveSession:
     adapter_pid: int
 
 
-# --- CleanupScheduler -------------------------------------------------------------------------------
+# --- CleanupScheduler ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +367,7 @@ class PruneSettled:
 CleanupMessage: TypeAlias = CleanupDue | PruneSettled | ReadinessChanged
 
 
-# --- Supervisor -------------------------------------------------------------------------------------
+# --- Supervisor ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +440,7 @@ SupervisorMessage: TypeAlias = (
 )
 
 
-# --- Reporter ---------------------------------------------------------------------------------------
+# --- Reporter ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +458,7 @@ class HealthTold:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryTold:
+class SessionsTold:
     ticket: int
     sessions: tuple[LiveSession, ...]
 
@@ -456,5 +470,4 @@ class ReportDue:
     ticket: int
 
 
-ReporterMessage: TypeAlias = ReportAsked | HealthTold | DirectoryTold | ReportDue
-
+ReporterMessage: TypeAlias = ReportAsked | HealthTold | SessionsTold | ReportDue

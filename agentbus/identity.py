@@ -1,4 +1,4 @@
-"""Who is speaking: native conversation identities, and the attachment that binds one to a connection."""
+"""Who is speaking: native conversation identities, and the attachments that carry them."""
 
 from __future__ import annotations
 

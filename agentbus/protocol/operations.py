@@ -54,7 +54,9 @@ class CreateChannel:
     NAME: ClassVar[str] = "create_channel"
     FIELDS: ClassVar[dict[str, Check]] = {
         "name": Name("Name of the new channel."),
-        "kind": Choice(("ordinary", "memory"), "Default ordinary; a memory channel holds memories."),
+        "kind": Choice(
+            ("ordinary", "memory"), "Default ordinary; a memory channel holds memories."
+        ),
     }
 
 

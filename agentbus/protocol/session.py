@@ -23,7 +23,7 @@ from agentbus.protocol.fields import check_name, describe
 IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process")
 
 
-# --- client to daemon -----------------------------------------------------------------------------
+# --- client to daemon ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class CancelPull:
     number: int
 
 
-# --- daemon to client -----------------------------------------------------------------------------
+# --- daemon to client ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Delivery:
         return data
 
 
-# --- parsing ----------------------------------------------------------------------------------------
+# --- parsing ---
 
 
 class Fields:
@@ -266,9 +266,7 @@ class Fields:
         return value
 
     def _bad(self, key: str, expected: str, value: Any) -> ValidationError:
-        return ValidationError(
-            f"{self._method}: {key} must be {expected}, not {describe(value)}"
-        )
+        return ValidationError(f"{self._method}: {key} must be {expected}, not {describe(value)}")
 
 
 _HELLO = frozenset({"protocol", "version", "pid", "config_path", "config_fingerprint"})

@@ -17,6 +17,7 @@ from agentbus.ids import AgentId, ChannelId, Generation, MessageId, Sequence, Se
 from agentbus.protocol.operations import CreateChannel, Send, Subscribe, Unsubscribe
 
 GapCause = Literal["age", "capacity"]
+PruneWhat = Literal["messages_by_age", "receipts", "subscriptions"]
 SubscriptionId = int
 """Row id of a subscription, never reused: a report for an older one cannot move a newer one."""
 
@@ -94,7 +95,7 @@ class BindSession:
 class PruneSlice:
     """One bounded slice of cleanup. Nothing else is in the same transaction slice."""
 
-    what: Literal["messages_by_age", "receipts", "subscriptions"]
+    what: PruneWhat
     max_rows: int
 
 

@@ -1,0 +1,116 @@
+"""The daemon process: `python -m actors [--config PATH] [--foreground]`.
+
+Takes the locks, reads the configuration, starts the system, waits for a signal or a request to
+stop, and ends it in order. Exit codes: 0 after an orderly stop, 1 after a failure, 2 for a refused
+configuration (one readable line on stderr), 75 when another daemon already runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from docopt import docopt
+
+from actors.system import System
+from agentbus.config import Config, check_supported, load_config
+from agentbus.errors import BusError
+from agentbus.logs import setup_logging
+from agentbus.store.connection import DatabaseUnusable
+from agentbus.transport.singleton import (
+    EXIT_ALREADY_RUNNING,
+    EXIT_CONFIGURATION,
+    DaemonLock,
+    RuntimePaths,
+    prepare_directory,
+    runtime_directory,
+)
+
+USAGE = """Usage: actors [--config PATH] [--foreground]
+
+Options:
+  --config PATH  Configuration file.
+  --foreground   Log to stderr instead of the log file.
+"""
+
+EXIT_FAILURE = 1
+
+SWITCH_INTERVAL_SECONDS = 0.001
+"""Python's own 5 ms would be the daemon's tail latency: it is what a waiting thread pays for each
+step while another one computes."""
+
+_log = logging.getLogger("actors.daemon")
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = docopt(USAGE, argv)
+    try:
+        path = arguments["--config"]
+        config = load_config(Path(path) if path else None)
+        check_supported(config)
+        return _run(config, foreground=arguments["--foreground"])
+    except (BusError, DatabaseUnusable) as error:
+        print(f"agentbus: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+
+
+def _run(config: Config, *, foreground: bool) -> int:
+    paths = runtime_directory(os.environ, os.getuid())
+    prepare_directory(paths, os.getuid())
+    config.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock, data_lock = DaemonLock(paths.lock), DaemonLock(config.data_directory / "lock")
+    if not lock.acquire():
+        print("agentbus: another daemon already runs for this user", file=sys.stderr)
+        return EXIT_ALREADY_RUNNING
+    try:
+        if not data_lock.acquire():
+            print(
+                f"agentbus: another daemon already uses {config.data_directory}; stop it, or choose "
+                "another data_directory",
+                file=sys.stderr,
+            )
+            return EXIT_CONFIGURATION
+        setup_logging(
+            None if foreground else config.data_directory / "logs" / "daemon.log",
+            config.log_level,
+        )
+        return _serve(config, paths, lock)
+    finally:
+        data_lock.release()
+        lock.release()
+
+
+def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock) -> int:
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    _raise_descriptor_limit()
+    system = System(config, paths, lock)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: system.ask_to_end())
+    system.start()
+    _log.info("daemon %d serves %s", os.getpid(), paths.socket)
+    while not system.wait(3600.0):
+        pass
+    system.stop()
+    if system.failure is not None:
+        _log.error("daemon ends: %s", system.failure)
+        return EXIT_FAILURE
+    _log.info("daemon ended in order")
+    return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """About four descriptors per attachment; the usual soft limit is too small for many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):
+            _log.info("descriptor limit stays at %d", soft)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""One channel: who watches it, and how far it is projected.
+
+Owns the channel's head and its watchers, in plain memory, on the shared dispatcher. Never blocks,
+never touches SQLite, Redis or a socket. `ChannelDirectory` is the only one that starts channels.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import assert_never
+
+from actors.base import Address, Crashed
+from actors.messages import (
+    AttachmentMessage,
+    ChannelMessage,
+    Projected,
+    Unwatch,
+    Wake,
+    Watch,
+)
+from actors.pool import Dispatcher, PooledActor
+from agentbus.ids import ChannelId, Sequence
+
+
+class ChannelActor(PooledActor[ChannelMessage]):
+    """Fan-out of new heads.
+
+    1. The head never goes back.
+    2. A watcher that registers with an older position is woken at once, so no wake-up is lost
+       between its last read and its registration.
+    """
+
+    def __init__(self, channel_id: ChannelId) -> None:
+        super().__init__()
+        self._channel_id = channel_id
+        self._head = Sequence(0)
+        self._watchers: set[Address[AttachmentMessage]] = set()
+
+    def receive(self, message: ChannelMessage) -> None:
+        match message:
+            case Projected(head):
+                if head > self._head:
+                    self._head = head
+                    for watcher in self._watchers:
+                        watcher.tell(Wake(self._channel_id, head))
+            case Watch(watcher, after):
+                self._watchers.add(watcher)
+                if self._head > after:
+                    watcher.tell(Wake(self._channel_id, self._head))
+            case Unwatch(watcher):
+                self._watchers.discard(watcher)
+            case _:
+                assert_never(message)
+
+
+class ChannelDirectory:
+    """Channel id -> its actor, started at the first look. Thread-safe; holds no channel state.
+
+    A channel sleeps in its mailbox at the cost of a small object, so none is ever stopped before
+    the daemon ends. One that crashed is replaced at the next look.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, crashed: Crashed) -> None:
+        self._dispatcher = dispatcher
+        self._crashed = crashed
+        self._lock = threading.Lock()
+        self._channels: dict[ChannelId, Address[ChannelMessage]] = {}
+
+    def address(self, channel_id: ChannelId) -> Address[ChannelMessage]:
+        """The channel's actor; the look-up of a known one takes no lock."""
+        address = self._channels.get(channel_id)
+        if address is not None and address.alive:
+            return address
+        with self._lock:
+            address = self._channels.get(channel_id)
+            if address is None or not address.alive:
+                address = self._dispatcher.start(
+                    ChannelActor(channel_id), label=str(channel_id), crashed=self._crashed
+                )
+                self._channels[channel_id] = address
+            return address
+
+    def addresses(self) -> list[Address[ChannelMessage]]:
+        """All channels that were looked at so far."""
+        with self._lock:
+            return list(self._channels.values())
+
+    def stop(self) -> None:
+        """Ask all channels to end; they do so after what they were told before."""
+        for address in self.addresses():
+            address.stop()

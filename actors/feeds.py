@@ -1,0 +1,199 @@
+"""What one attachment still has to be shown, subscription by subscription.
+
+Owns the delivery positions of one attachment and the reading of the projection for it. Runs on the
+attachment's thread only; blocks on its own Redis and SQLite reads, so that a slow read hurts nobody
+but its asker. Never writes anything and never talks to a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentbus.ids import ChannelId, Sequence, SessionId
+from agentbus.limits import MIB
+from agentbus.projection.streams import StreamReader
+from agentbus.protocol.session import Delivery, GapRange
+from agentbus.rules.credit import Credit
+from agentbus.store.changes import RemovedRange, SubscriptionId, SubscriptionRow
+
+READ_ENTRIES = 128
+READ_BYTES = 4 * MIB
+"""Bounds of one read of the projection: its memory, and the time before a pull gets its turn."""
+
+
+class RemovedReader(Protocol):
+    def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]: ...
+
+
+@dataclass(slots=True)
+class Feed:
+    """One subscription. `confirmed <= handed_off`, both committed; `sent` is what was pushed or
+    pulled last. `behind`: the projection may hold more than was sent."""
+
+    subscription: SubscriptionId
+    channel_id: ChannelId
+    channel: str
+    handed_off: Sequence
+    confirmed: Sequence
+    sent: Sequence
+    redelivered_through: Sequence
+    behind: bool = True
+
+
+class Feeds:
+    """All feeds of one attachment.
+
+    1. A delivery begins where the one before it ended, so nothing is left out without a gap.
+    2. Gaps come from SQLite, where a removal is committed before the projection forgets: whoever
+       misses an entry in Redis also sees its removal.
+    3. Own messages are passed over unless asked for; the position moves over them.
+    """
+
+    def __init__(self, session_id: SessionId, streams: StreamReader, store: RemovedReader) -> None:
+        self._session_id = session_id
+        self._streams = streams
+        self._store = store
+        self._feeds: dict[SubscriptionId, Feed] = {}
+        self._next = 0  # where the next round over the feeds begins
+
+    def __iter__(self) -> Iterator[Feed]:
+        return iter(self._feeds.values())
+
+    def get(self, subscription: SubscriptionId) -> Feed | None:
+        return self._feeds.get(subscription)
+
+    def of_channel(self, channel_id: ChannelId) -> Feed | None:
+        for feed in self._feeds.values():
+            if feed.channel_id == channel_id:
+                return feed
+        return None
+
+    def of_names(self, channels: tuple[str, ...]) -> list[Feed]:
+        """Those of the named channels; of all channels when none is named."""
+        return [feed for feed in self if not channels or feed.channel in channels]
+
+    def open(self, row: SubscriptionRow) -> Feed:
+        """Begin to feed; what was handed off without confirmation comes again, first."""
+        feed = Feed(
+            subscription=row.subscription_id,
+            channel_id=row.channel_id,
+            channel=row.channel,
+            handed_off=row.handed_off,
+            confirmed=row.confirmed,
+            sent=row.confirmed,
+            redelivered_through=row.handed_off,
+        )
+        self._feeds[feed.subscription] = feed
+        return feed
+
+    def close(self, subscription: SubscriptionId) -> Feed | None:
+        return self._feeds.pop(subscription, None)
+
+    def rewind(self) -> None:
+        """After a recovery: whatever is not handed off by a committed report is sent again."""
+        for feed in self:
+            feed.sent = feed.handed_off
+            feed.behind = True
+
+    def next_push(self, credit: Credit) -> Delivery | None:
+        """The next delivery that the window has room for, feed by feed in turn; None: no more now.
+
+        The credit is spent here.
+        """
+        feeds = list(self._feeds.values())
+        for offset in range(len(feeds)):
+            feed = feeds[(self._next + offset) % len(feeds)]
+            if not feed.behind or credit.messages < 1:
+                continue
+            delivery = self._push(feed, credit)
+            if delivery is not None:
+                self._next = (self._next + offset + 1) % len(feeds)
+                return delivery
+        return None
+
+    def _push(self, feed: Feed, credit: Credit) -> Delivery | None:
+        def fits(size_bytes: int) -> bool:
+            if not credit.allows(size_bytes):
+                return False
+            credit.spend(size_bytes)
+            return True
+
+        delivery = self._read(feed, feed.sent, fits, include_own=False)
+        feed.sent = delivery.through
+        return delivery if delivery.records or delivery.gaps else None
+
+    def pull(
+        self, feed: Feed, after: Sequence, count: int, max_bytes: int, include_own: bool
+    ) -> Delivery:
+        """What lies after a position that the adapter names, outside the window.
+
+        At least one record is given however large it is. May be empty but for its positions.
+        """
+        left_messages, left_bytes = count, max_bytes
+
+        def fits(size_bytes: int) -> bool:
+            nonlocal left_messages, left_bytes
+            if left_messages < 1 or (size_bytes > left_bytes and left_messages < count):
+                return False
+            left_messages -= 1
+            left_bytes -= size_bytes
+            return True
+
+        delivery = self._read(feed, after, fits, include_own)
+        feed.sent = max(feed.sent, delivery.through)
+        return delivery
+
+    def _read(self, feed: Feed, after: Sequence, fits: _Fits, include_own: bool) -> Delivery:
+        records: list[bytes] = []
+        through = after
+        removed_through = Sequence(0)
+        blocked_at: Sequence | None = None  # the first entry that had no room
+        while blocked_at is None:
+            chunk = self._streams.read(feed.channel_id, through, READ_ENTRIES, READ_BYTES)
+            removed_through = max(removed_through, chunk.removed_through)
+            for entry in chunk.entries:
+                if include_own or entry.session_id != self._session_id:
+                    if not fits(len(entry.envelope)):
+                        blocked_at = entry.sequence
+                        break
+                    records.append(entry.envelope)
+                through = entry.sequence
+            if not chunk.more:
+                break
+        feed.behind = blocked_at is not None
+        gaps: tuple[GapRange, ...] = ()
+        if removed_through > after:
+            gaps = self._gaps(feed, after, blocked_at)
+            if gaps:
+                through = max(through, gaps[-1].to_sequence)
+        return Delivery(
+            subscription=feed.subscription,
+            channel=feed.channel,
+            after=after,
+            through=through,
+            redelivered_through=feed.redelivered_through,
+            records=tuple(records),
+            gaps=gaps,
+            oldest_retained=self._oldest_retained(feed) if gaps else None,
+        )
+
+    def _gaps(self, feed: Feed, after: Sequence, before: Sequence | None) -> tuple[GapRange, ...]:
+        """Removed ranges above `after`, and below `before` where that is given."""
+        gaps: list[GapRange] = []
+        for removed in self._store.removed_ranges(feed.channel_id, after):
+            end = removed.to_sequence
+            if before is not None:
+                end = min(end, Sequence(before - 1))
+            if removed.from_sequence <= end:
+                gaps.append(GapRange(removed.from_sequence, end, removed.cause))
+        return tuple(gaps)
+
+    def _oldest_retained(self, feed: Feed) -> Sequence | None:
+        first = self._streams.read(feed.channel_id, Sequence(0), 1, 1).entries
+        return first[0].sequence if first else None
+
+
+class _Fits(Protocol):
+    def __call__(self, size_bytes: int) -> bool: ...

@@ -1,0 +1,189 @@
+"""From frames to messages: which actor gets what a client sent.
+
+Implements the transport's `Handler`; runs on the transport thread and never blocks. Owns nothing
+but what a connection said in its `hello`. It parses and addresses; it decides nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from actors.base import Address
+from actors.messages import (
+    CallSeen,
+    CreditGranted,
+    DetachAsked,
+    Disconnected,
+    HandoffReported,
+    PullAsked,
+    PullCancelled,
+    ReadinessChanged,
+    Register,
+    RegistrarMessage,
+    ReportAsked,
+    ReporterMessage,
+    StopAsked,
+    SupervisorMessage,
+)
+from actors.messages import Request as OperationRequest
+from actors.routes import Route, Routes, WaitReply
+from agentbus import __version__
+from agentbus.clock import Clock
+from agentbus.config import Config
+from agentbus.errors import BusError, ValidationError, VersionMismatchError
+from agentbus.identity import Attachment
+from agentbus.ids import BusId, RecoveryEpoch
+from agentbus.limits import PROTOCOL_VERSION
+from agentbus.protocol.jsonrpc import (
+    METHOD_NOT_FOUND,
+    Notification,
+    ProtocolError,
+    Request,
+    encode_notification,
+)
+from agentbus.protocol.operations import OPERATIONS, Receive, parse_operation
+from agentbus.protocol.session import (
+    Fields,
+    Hello,
+    parse_attach,
+    parse_cancel_pull,
+    parse_credit,
+    parse_detach,
+    parse_handoff,
+    parse_hello,
+    parse_pull,
+    parse_used,
+)
+from agentbus.transport.connection import Connection
+from agentbus.transport.reply import Reply
+
+_OPERATION_PARAMS = frozenset({"attachment", "args"})
+_REPORTS = ("status", "channels", "sessions")
+
+
+@dataclass(frozen=True, slots=True)
+class Desks:
+    """Whom the front door sends to."""
+
+    registrar: Address[RegistrarMessage]
+    reporter: Address[ReporterMessage]
+    supervisor: Address[SupervisorMessage]
+
+
+class FrontDoor:
+    """The transport's handler. `readiness` is set by the supervisor's announcements."""
+
+    def __init__(
+        self, desks: Desks, routes: Routes, config: Config, bus_id: BusId, clock: Clock
+    ) -> None:
+        self._desks = desks
+        self._routes = routes
+        self._config = config
+        self._bus_id = bus_id
+        self._clock = clock
+        self._readiness = ReadinessChanged("starting", RecoveryEpoch(0), 200)
+
+    # --- from the supervisor, any thread ---
+
+    def set_readiness(self, readiness: ReadinessChanged) -> bytes:
+        """Remember it for heartbeats; returns the frame that tells every client."""
+        self._readiness = readiness
+        return encode_notification("readiness", self.heartbeat_payload())
+
+    def heartbeat_payload(self) -> dict[str, Any]:
+        return {"state": self._readiness.state, "epoch": self._readiness.epoch}
+
+    # --- from the transport ---
+
+    def connected(self, connection: Connection) -> None:
+        return None
+
+    def disconnected(self, connection: Connection) -> None:
+        self._desks.registrar.tell(Disconnected(connection))
+
+    def request(self, connection: Connection, request: Request, reply: Reply) -> None:
+        method, params = request.method, request.params
+        if method in OPERATIONS and method != Receive.NAME:
+            self._operation(connection, method, params, reply)
+        elif method == "pull":
+            pull = parse_pull(params)
+            route = self._route(pull.attachment, connection)
+            route.address.tell(PullAsked(pull, WaitReply(reply, route)))
+        elif method == "handoff":
+            report = parse_handoff(params)
+            self._route(report.attachment, connection).address.tell(HandoffReported(report, reply))
+        elif method == "hello":
+            reply.set(self._hello(connection, parse_hello(params)))
+        elif method == "attach":
+            self._attach(connection, params, reply)
+        elif method == "detach":
+            self._desks.registrar.tell(DetachAsked(parse_detach(params).attachment, reply))
+        elif method in _REPORTS:
+            Fields(method, params, frozenset())
+            self._desks.reporter.tell(ReportAsked(method, reply))  # type: ignore[arg-type]
+        elif method in ("stop", "reset"):
+            Fields(method, params, frozenset())
+            self._desks.supervisor.tell(StopAsked(reply, reset=method == "reset"))
+        else:
+            raise ProtocolError(METHOD_NOT_FOUND, f"there is no method {method[:64]!r}", request.id)
+
+    def notification(self, connection: Connection, notification: Notification) -> None:
+        """A bad or stale notification moves nothing and, as the protocol has it, gets no answer."""
+        method, params = notification.method, notification.params
+        try:
+            if method == "credit":
+                credit = parse_credit(params)
+                self._route(credit.attachment, connection).address.tell(CreditGranted(credit))
+            elif method == "used":
+                used = parse_used(params)
+                self._route(used.attachment, connection).address.tell(CallSeen(used))
+            elif method == "cancel_pull":
+                cancel = parse_cancel_pull(params)
+                self._route(cancel.attachment, connection).address.tell(PullCancelled(cancel))
+        except BusError:
+            return
+
+    def _operation(
+        self, connection: Connection, method: str, params: dict[str, Any], reply: Reply
+    ) -> None:
+        fields = Fields(method, params, _OPERATION_PARAMS)
+        attachment = fields.attachment()
+        route = self._route(attachment, connection)
+        operation = parse_operation(method, fields.mapping("args"))
+        assert not isinstance(operation, Receive)
+        route.address.tell(OperationRequest(operation, attachment, reply))
+
+    def _route(self, attachment: Attachment, connection: Connection) -> Route:
+        route = self._routes.find(attachment, connection)
+        route.last_call_s = self._clock.monotonic_s()
+        return route
+
+    def _hello(self, connection: Connection, hello: Hello) -> dict[str, Any]:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise VersionMismatchError(
+                f"the daemon speaks protocol {PROTOCOL_VERSION} (agentbus {__version__}), this "
+                f"client {hello.protocol} (agentbus {hello.version}); run `agentbus stop`, then "
+                "start the client again with the newer version"
+            )
+        if hello.config_path is not None and hello.version != __version__:
+            raise VersionMismatchError(
+                f"the daemon runs agentbus {__version__}, this session agentbus {hello.version}; "
+                "run `agentbus stop` once and restart the older session"
+            )
+        connection.context = hello
+        return {
+            "protocol": PROTOCOL_VERSION,
+            "version": __version__,
+            "pid": os.getpid(),
+            "bus_id": self._bus_id,
+            "config_path": str(self._config.path),
+            **self.heartbeat_payload(),
+        }
+
+    def _attach(self, connection: Connection, params: dict[str, Any], reply: Reply) -> None:
+        hello = connection.context
+        if hello is None:
+            raise ValidationError("attach: say hello first")
+        self._desks.registrar.tell(Register(parse_attach(params), hello, connection, reply))

@@ -1,0 +1,279 @@
+"""The projection: everything that is written to Redis, and the Redis process itself.
+
+Owns the Redis write connection and the private server, on its own thread, which may block on both
+within their time limits. Reads SQLite read-only to catch up. Never decides whether a message is
+accepted: what it is told has been committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import assert_never
+
+from actors.base import Address, BusActor, describe_failure
+from actors.channel import ChannelDirectory
+from actors.messages import (
+    CatchUp,
+    CatchUpFailed,
+    CatchUpProgressed,
+    CaughtUp,
+    CheckRedis,
+    Committed,
+    Projected,
+    ProjectionLost,
+    ProjectorMessage,
+    SupervisorMessage,
+)
+from agentbus.ids import BusId, ChannelId, Sequence, SessionId
+from agentbus.projection.connection import Client
+from agentbus.projection.documents import document_of_envelope
+from agentbus.projection.errors import ProjectionError
+from agentbus.projection.launching import RedisInfo
+from agentbus.projection.rebuild import Rebuild, Replay, UpToDate, clear, needs, rebuild, replay
+from agentbus.projection.search import ensure_index
+from agentbus.projection.server import RedisServer
+from agentbus.projection.streams import StreamEntry, StreamWriter
+from agentbus.store.changes import Fact, MessageAppended, MessagesRemoved
+from agentbus.store.reader import Reader
+
+_log = logging.getLogger(__name__)
+
+PIPELINE_ENTRIES = 512
+"""Messages of one pipelined call: bounds its memory and how long other work waits."""
+
+CATCH_UP_ENTRIES = 1000
+PROGRESS_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorStatistics:
+    """Counters since start."""
+
+    projected: int
+    pipelines: int
+    recoveries: int
+
+
+class RedisProjectorActor(BusActor[ProjectorMessage]):
+    """Projects committed facts in commit order.
+
+    1. One pipelined call per mailbox drain; a channel hears of a head only when Redis holds it.
+    2. After any failure nothing more is projected until `CatchUp`: SQLite has it all, and the
+       streams must not get holes.
+    3. Only our own instance is ever cleared, restarted or stopped.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        open_store: Callable[[], Reader],
+        channels: ChannelDirectory,
+        supervisor: Address[SupervisorMessage],
+    ) -> None:
+        super().__init__()
+        self._server = server
+        self._open_store = open_store
+        self._channels = channels
+        self._supervisor = supervisor
+        self._store: Reader
+        self._bus_id: BusId
+        self._info: RedisInfo
+        self._client: Client
+        self._writer: StreamWriter
+        self._lost = True  # until the first CatchUp
+        self._pending: list[Fact] = []
+        self._pending_through = Sequence(0)
+        self._projected = 0
+        self._pipelines = 0
+        self._recoveries = 0
+
+    def on_start(self) -> None:
+        self._store = self._open_store()
+        self._bus_id = self._store.bus_id()
+        self._info = self._server.start(self._bus_id)
+        self._connect()
+
+    def on_stop(self) -> None:
+        self._project()
+        self._client.close()
+        self._server.stop()
+        self._store.close()
+
+    def projector_statistics(self) -> ProjectorStatistics:
+        """Whole numbers; any thread may ask."""
+        return ProjectorStatistics(self._projected, self._pipelines, self._recoveries)
+
+    def receive(self, message: ProjectorMessage) -> None:
+        try:
+            self._take(message)
+        except Exception as error:
+            # Nothing here is the only copy: whatever went wrong, filling Redis again mends it.
+            _log.error("projection failed unexpectedly: %s", describe_failure(error))
+            self._lose(f"unexpected {type(error).__name__}")
+
+    def _take(self, message: ProjectorMessage) -> None:
+        match message:
+            case Committed(facts, last_sequence):
+                if not self._lost:
+                    self._pending.extend(facts)
+                    self._pending_through = last_sequence
+            case CatchUp():
+                self._catch_up(message)
+            case CheckRedis():
+                self._check()
+            case _:
+                assert_never(message)
+        if self.mailbox_is_empty() or len(self._pending) >= PIPELINE_ENTRIES:
+            self._project()
+
+    # --- projecting ---
+
+    def _project(self) -> None:
+        if self._lost or not self._pending:
+            return
+        facts, self._pending = self._pending, []
+        try:
+            self._write(facts)
+        except ProjectionError as error:
+            self._lose(error.message)
+
+    def _write(self, facts: list[Fact]) -> None:
+        """Facts in order: runs of appended messages in one call each, removals between them."""
+        appended: list[MessageAppended] = []
+        for fact in facts:
+            if isinstance(fact, MessageAppended):
+                appended.append(fact)
+            elif isinstance(fact, MessagesRemoved):
+                self._append(appended)
+                appended = []
+                self._writer.remove(fact.channel_id, fact.through, fact.sequences)
+        self._append(appended)
+
+    def _append(self, appended: list[MessageAppended]) -> None:
+        if not appended:
+            return
+        entries = [
+            self._entry(fact.channel_id, fact.sequence, fact.sender.session_id, fact.envelope)
+            for fact in appended
+        ]
+        self._writer.project(entries, appended[-1].sequence)
+        self._projected += len(appended)
+        self._pipelines += 1
+        heads = {fact.channel_id: fact.sequence for fact in appended}
+        for channel_id, head in heads.items():
+            self._channels.address(channel_id).tell(Projected(head))
+
+    def _entry(
+        self, channel_id: ChannelId, sequence: Sequence, session_id: SessionId, envelope: bytes
+    ) -> StreamEntry:
+        document = document_of_envelope(envelope) if self._info.search else None
+        return StreamEntry(channel_id, sequence, session_id, envelope, document)
+
+    def _check(self) -> None:
+        if self._lost:
+            return
+        try:
+            self._server.ping()
+        except ProjectionError as error:
+            self._lose(error.message)
+
+    def _lose(self, reason: str) -> None:
+        """Stop projecting; the supervisor fences the bus and asks to catch up."""
+        self._lost = True
+        self._pending = []
+        self._supervisor.tell(ProjectionLost(reason))
+
+    # --- catching up ---
+
+    def _catch_up(self, order: CatchUp) -> None:
+        self._lost = True
+        self._pending = []
+        try:
+            self._make_usable()
+            self._fill(order)
+        except ProjectionError as error:
+            self._supervisor.tell(CatchUpFailed(order.epoch, error.message))
+            return
+        except Exception as error:
+            _log.error("catching up failed unexpectedly: %s", describe_failure(error))
+            reason = f"unexpected {type(error).__name__}"
+            self._supervisor.tell(CatchUpFailed(order.epoch, reason))
+            return
+        self._lost = False
+        self._recoveries += 1
+        self._supervisor.tell(CaughtUp(order.epoch, asdict(self._info)))
+
+    def _make_usable(self) -> None:
+        """A living, answering instance and a fresh connection to it; restarts it otherwise."""
+        if self._server.alive():
+            try:
+                self._server.ping()
+            except ProjectionError:
+                self._info = self._server.restart(self._bus_id)
+        else:
+            self._info = self._server.restart(self._bus_id)
+        self._client.close()
+        self._connect()
+
+    def _connect(self) -> None:
+        self._client = self._server.connect()
+        self._writer = StreamWriter(self._client, search=self._info.search)
+
+    def _fill(self, order: CatchUp) -> None:
+        removed = {row.channel_id: row.removed_through for row in self._store.channels()}
+        need = needs(self._client, self._bus_id, order.through)
+        if isinstance(need, Rebuild):
+            _log.info("rebuilding the projection: %s", need.reason)
+            clear(self._client)
+        if self._info.search:
+            ensure_index(self._client)
+        match need:
+            case UpToDate():
+                return
+            case Replay(after):
+                replay(
+                    self._writer,
+                    self._batches(after),
+                    order.through,
+                    removed,
+                    order.through - after,
+                    self._progress(order),
+                )
+            case Rebuild():
+                rebuild(
+                    self._writer,
+                    self._bus_id,
+                    self._batches(Sequence(0)),
+                    order.through,
+                    removed,
+                    self._store.counts()["messages"],
+                    self._progress(order),
+                )
+            case _:
+                assert_never(need)
+
+    def _batches(self, after: Sequence) -> Iterator[list[StreamEntry]]:
+        """Everything retained after a sequence, in commit order; the ledger stands still meanwhile."""
+        while messages := self._store.scan(after, CATCH_UP_ENTRIES):
+            yield [
+                self._entry(
+                    message.channel_id, message.sequence, message.session_id, message.envelope
+                )
+                for message in messages
+            ]
+            after = messages[-1].sequence
+
+    def _progress(self, order: CatchUp) -> Callable[[int, int], None]:
+        told_s = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told_s
+            now_s = time.monotonic()
+            if now_s - told_s >= PROGRESS_EVERY_S:
+                told_s = now_s
+                self._supervisor.tell(CatchUpProgressed(order.epoch, done, total))
+
+        return progress

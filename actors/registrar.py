@@ -1,0 +1,389 @@
+"""Who is attached: sessions, their live attachments and the display names in use.
+
+Owns the map of live attachments, in plain memory, on the shared dispatcher; starts and ends the
+attachment actors. Agents, sessions and generations are rows: the ledger makes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from actors.attachment import AttachmentActor, Neighbours
+from actors.base import Address, Crashed, start_actor
+from actors.messages import (
+    AttachmentCrashed,
+    DetachAsked,
+    Detached,
+    DirectoryAsked,
+    Disconnected,
+    LedgerMessage,
+    Link,
+    LiveSession,
+    LiveSessionsAsked,
+    ReadinessChanged,
+    Register,
+    RegistrarMessage,
+    SessionBindingSettled,
+    Submit,
+    SubscriptionsChanged,
+    SubscriptionsExpired,
+    SweepLiveness,
+)
+from actors.pool import PooledActor
+from actors.queries import Profile
+from actors.replies import TellReply
+from actors.routes import Route, Routes
+from agentbus.clock import Clock
+from agentbus.config import Config
+from agentbus.encoding import encode_line
+from agentbus.envelope import rfc3339
+from agentbus.errors import (
+    BusError,
+    ConfigMismatchError,
+    SessionAlreadyConnectedError,
+    StaleAttachmentError,
+    UnavailableError,
+)
+from agentbus.identity import Attachment, SessionIdentity
+from agentbus.ids import BusId, RecoveryEpoch, SessionId
+from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, HEARTBEAT_SECONDS
+from agentbus.protocol.session import Attach
+from agentbus.store.changes import BindSession, SessionBound
+
+_log = logging.getLogger(__name__)
+
+HOLDER_RETRY_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One live attachment."""
+
+    key: _Key
+    session: LiveSession
+    route: Route
+    adapter_pid: int
+
+
+_Key = tuple[str, SessionIdentity]
+"""Agent name and native identity: what makes a session."""
+
+
+class RegistrarActor(PooledActor[RegistrarMessage]):
+    """The directory of the living.
+
+    1. At most one live attachment per session; the first one is kept unless it has lapsed, its
+       process is gone, or it is idle and the newcomer's conversation is proven.
+    2. One bind is with the ledger at a time, so that display names are given without a race.
+    3. An attachment is routed before its client hears of it, and starts after.
+    """
+
+    def __init__(
+        self,
+        neighbours: Callable[[], Neighbours],
+        ledger: Address[LedgerMessage],
+        routes: Routes,
+        config: Config,
+        bus_id: BusId,
+        clock: Clock,
+        crashed: Crashed,
+    ) -> None:
+        super().__init__()
+        self._make_neighbours = neighbours
+        self._ledger = ledger
+        self._routes = routes
+        self._config = config
+        self._bus_id = bus_id
+        self._clock = clock
+        self._notify_crash = crashed
+        self._readiness = ReadinessChanged("starting", RecoveryEpoch(0), 200)
+        self._live: dict[_Key, Live] = {}
+        self._binding: Register | None = None
+        self._waiting: deque[Register] = deque()
+        self._neighbours: Neighbours
+
+    def on_start(self) -> None:
+        self._neighbours = self._make_neighbours()
+        self._neighbours.timer.deliver_every(HEARTBEAT_SECONDS, self.address, SweepLiveness())
+
+    def receive(self, message: RegistrarMessage) -> None:
+        match message:
+            case Register():
+                self._register(message)
+            case SessionBindingSettled(bound, error):
+                self._bind_settled(bound, error)
+            case DetachAsked(attachment, reply_to):
+                self._release_where(lambda live: live.session.attachment == attachment, None)
+                reply_to.set({})
+            case Disconnected(link):
+                self._disconnected(link)
+            case AttachmentCrashed(attachment):
+                self._attachment_crashed(attachment)
+            case SubscriptionsExpired(facts):
+                for fact in facts:
+                    for live in self._live.values():
+                        if live.session.attachment.session_id == fact.session_id:
+                            live.route.address.tell(SubscriptionsChanged((fact,)))
+            case SweepLiveness():
+                self._sweep()
+            case DirectoryAsked(query, reply_to):
+                reply_to.set({"sessions": self._directory(query)})
+            case LiveSessionsAsked(reply_to):
+                reply_to.set(tuple(live.session for live in self._live.values()))
+            case ReadinessChanged():
+                self._readiness = message
+                for live in self._live.values():
+                    live.route.address.tell(message)
+            case _:
+                assert_never(message)
+
+    # --- attaching ---
+
+    def _register(self, register: Register) -> None:
+        if self._readiness.state != "ready":
+            raise UnavailableError(
+                f"the bus is {self._readiness.state}; try again shortly",
+                retry_after_ms=self._readiness.retry_after_ms,
+            )
+        self._check_config(register)
+        self._waiting.append(register)
+        self._bind_next()
+
+    def _check_config(self, register: Register) -> None:
+        hello = register.hello
+        if hello.config_fingerprint is None:
+            return
+        path, fingerprint = str(self._config.path), self._config.fingerprint()
+        if hello.config_path != path or hello.config_fingerprint != fingerprint:
+            raise ConfigMismatchError(
+                f"the daemon runs with {path} as it was when it started, this session wants "
+                f"{hello.config_path}; run `agentbus stop`, then call again to start it anew"
+            )
+
+    def _bind_next(self) -> None:
+        while self._waiting and self._binding is None:
+            register = self._waiting.popleft()
+            if register.link.closed:
+                continue
+            try:
+                self._make_way(register)
+            except BusError as error:
+                register.reply_to.set_exception(error)
+                continue
+            self._binding = register
+            self._ledger.tell(Submit(self._bind_change(register.attach), self._bind_reply()))
+
+    def _make_way(self, register: Register) -> None:
+        """End the holder of the same session where that is allowed, else refuse the newcomer."""
+        key = _key(register.attach)
+        holder = self._live.get(key)
+        if holder is None:
+            return
+        now_s = self._clock.monotonic_s()
+        lapsed = now_s - holder.route.link.last_seen_s > ATTACHMENT_EXPIRY_SECONDS
+        idle = (
+            holder.route.waiting == 0
+            and now_s - holder.route.last_call_s >= ATTACHMENT_EXPIRY_SECONDS
+        )
+        proven = register.attach.identity_source in ("turn_metadata", "hook")
+        if (
+            holder.route.link is register.link
+            or holder.route.link.closed
+            or lapsed
+            or not _process_exists(holder.adapter_pid)
+            or (proven and idle)
+        ):
+            self._release(key, StaleAttachmentError("a newer attachment took this session over"))
+            return
+        raise SessionAlreadyConnectedError(
+            f"this conversation is attached already, as {holder.session.sender.display_name} by "
+            f"process {holder.adapter_pid}; it is released when that process ends or falls silent "
+            f"for {ATTACHMENT_EXPIRY_SECONDS:.0f} s",
+            retry_after_ms=HOLDER_RETRY_MS,
+        )
+
+    def _bind_change(self, attach: Attach) -> BindSession:
+        parent: SessionId | None = None
+        if attach.parent_conversation is not None:
+            identity = SessionIdentity(attach.identity.application, attach.parent_conversation)
+            live = self._live.get((attach.agent, identity))
+            parent = live.session.attachment.session_id if live is not None else None
+        names = frozenset(live.session.sender.display_name for live in self._live.values())
+        return BindSession(
+            agent=attach.agent,
+            identity=attach.identity,
+            names_in_use=names,
+            parent=parent,
+            role=attach.role,
+            repository=attach.repository,
+        )
+
+    def _bind_reply(self) -> TellReply[RegistrarMessage]:
+        return TellReply(
+            self.address,
+            lambda bound: SessionBindingSettled(bound, None),
+            lambda error: SessionBindingSettled(None, error),
+        )
+
+    def _bind_settled(self, bound: SessionBound | None, error: BaseException | None) -> None:
+        register, self._binding = self._binding, None
+        assert register is not None
+        if bound is None:
+            assert error is not None
+            register.reply_to.set_exception(error)
+        elif not register.link.closed:
+            self._attach(register, bound)
+        self._bind_next()
+
+    def _attach(self, register: Register, bound: SessionBound) -> None:
+        attach = register.attach
+        attachment = Attachment(bound.session_id, bound.generation)
+        profile = Profile(
+            bound, attach.identity_source, attach.parent_conversation, self._bus_id, self._config
+        )
+        actor = AttachmentActor(
+            profile,
+            register.link,
+            (attach.window_messages, attach.window_bytes),
+            self._readiness,
+            self._neighbours,
+            self._config,
+            self._clock,
+        )
+        route = Route(attachment, register.link, actor.address, self._clock.monotonic_s())
+        self._live[_key(attach)] = Live(
+            _key(attach),
+            LiveSession(
+                attachment=attachment,
+                sender=profile.sender,
+                conversation=bound.identity.conversation,
+                identity_source=attach.identity_source,
+                attached_at_us=self._clock.wall_us(),
+                adapter_pid=register.hello.pid,
+            ),
+            route,
+            register.hello.pid,
+        )
+        self._routes.bind(route)
+        register.reply_to.set(self._attach_answer(bound))
+        start_actor(
+            actor, label=bound.display_name, crashed=self._on_crash(attachment), within_s=None
+        )
+        _log.info("attached %s, generation %d", bound.session_id, bound.generation)
+
+    def _on_crash(self, attachment: Attachment) -> Crashed:
+        address = self.address
+
+        def crashed(actor: str, error: BaseException) -> None:
+            address.tell(AttachmentCrashed(attachment))
+            self._notify_crash(actor, error)
+
+        return crashed
+
+    def _attach_answer(self, bound: SessionBound) -> dict[str, Any]:
+        return {
+            "session_id": bound.session_id,
+            "generation": bound.generation,
+            "agent_id": bound.agent_id,
+            "agent": bound.agent,
+            "display_name": bound.display_name,
+            "resumed": bound.resumed,
+            "bus_id": self._bus_id,
+            "epoch": self._readiness.epoch,
+            "discovery": self._config.discovery_enabled,
+            "subscriptions": [
+                {
+                    "subscription": row.subscription_id,
+                    "channel": row.channel,
+                    "kind": row.kind,
+                    "handed_off": row.handed_off,
+                    "confirmed": row.confirmed,
+                    "expired_at": None if row.expired_at_us is None else rfc3339(row.expired_at_us),
+                }
+                for row in bound.subscriptions
+            ],
+        }
+
+    # --- detaching ---
+
+    def _release(self, key: _Key, error: BusError | None) -> None:
+        """End one attachment; with an error its client is told."""
+        live = self._live.pop(key)
+        attachment = live.session.attachment
+        self._routes.unbind(attachment)
+        live.route.address.tell(Detached())
+        if error is not None:
+            live.route.link.send(_detached_frame(attachment, error))
+
+    def _release_where(self, chosen: Callable[[Live], bool], error: BusError | None) -> None:
+        for key, live in list(self._live.items()):
+            if chosen(live):
+                self._release(key, error)
+
+    def _disconnected(self, link: Link) -> None:
+        self._release_where(lambda live: live.route.link is link, None)
+
+    def _attachment_crashed(self, attachment: Attachment) -> None:
+        for live in list(self._live.values()):
+            if live.session.attachment == attachment:
+                live.route.link.close("its attachment failed")
+
+    def _sweep(self) -> None:
+        """Close connections without liveness; their attachments end with them."""
+        now_s = self._clock.monotonic_s()
+        for live in list(self._live.values()):
+            if now_s - live.route.link.last_seen_s > ATTACHMENT_EXPIRY_SECONDS:
+                live.route.link.close(f"silent for {ATTACHMENT_EXPIRY_SECONDS:.0f} s")
+
+    # --- directory ---
+
+    def _directory(self, query: str) -> list[dict[str, Any]]:
+        wanted = query.casefold()
+        found = []
+        for live in self._live.values():
+            sender = live.session.sender
+            entry = {
+                "display_name": sender.display_name,
+                "agent": sender.agent,
+                "application": sender.application,
+                "child": sender.child,
+                "repository": sender.repository,
+            }
+            shown = {key: value for key, value in entry.items() if value is not None}
+            if not wanted or any(wanted in value.casefold() for value in shown.values()):
+                found.append(shown | {"since": rfc3339(live.session.attached_at_us)})
+        return sorted(found, key=lambda entry: entry["display_name"])
+
+
+def _key(attach: Attach) -> _Key:
+    return (attach.agent, attach.identity)
+
+
+def _process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _detached_frame(attachment: Attachment, error: BusError) -> bytes:
+    return encode_line(
+        {
+            "jsonrpc": "2.0",
+            "method": "detached",
+            "params": {
+                "session_id": attachment.session_id,
+                "generation": attachment.generation,
+                "code": error.code,
+                "message": error.message,
+            },
+        }
+    )

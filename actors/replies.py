@@ -1,0 +1,51 @@
+"""Replies that are not a connection: one tells an actor, one changes the answer on its way.
+
+Both have the shape of `actors.base.Reply` and may be settled on any thread; they never block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from actors.base import Address, Reply
+
+M = TypeVar("M")
+
+
+class TellReply(Generic[M]):
+    """Turns the answer into a message for `address`, so that no actor ever waits for another."""
+
+    __slots__ = ("_address", "_done", "_failed")
+
+    def __init__(
+        self,
+        address: Address[M],
+        done: Callable[[Any], M],
+        failed: Callable[[BaseException], M],
+    ) -> None:
+        self._address = address
+        self._done = done
+        self._failed = failed
+
+    def set(self, value: Any) -> None:
+        self._address.tell(self._done(value))
+
+    def set_exception(self, error: BaseException) -> None:
+        self._address.tell(self._failed(error))
+
+
+class MappedReply:
+    """Passes the answer on as `change(answer)`; errors pass unchanged."""
+
+    __slots__ = ("_change", "_reply")
+
+    def __init__(self, reply: Reply, change: Callable[[Any], Any]) -> None:
+        self._reply = reply
+        self._change = change
+
+    def set(self, value: Any) -> None:
+        self._reply.set(self._change(value))
+
+    def set_exception(self, error: BaseException) -> None:
+        self._reply.set_exception(error)
