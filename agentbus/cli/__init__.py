@@ -1,0 +1,1 @@
+"""The command lines for people: `agentbus` and `agentbus-admin`."""

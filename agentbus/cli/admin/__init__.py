@@ -1,0 +1,79 @@
+"""`agentbus-admin`: what a person asks about the bus or does to it; one file per command.
+
+Owns the usage text and the dispatch. Imports a command's module only when it runs. Main thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentbus.cli.entry import Arguments, parse, run
+
+USAGE = """agentbus-admin: look after the bus.
+
+Usage:
+  agentbus-admin status [--config PATH] [--json]
+  agentbus-admin stop [--config PATH] [--json]
+  agentbus-admin reset [--config PATH] [--json] [--yes]
+  agentbus-admin config [--config PATH] [--json]
+  agentbus-admin channels [--json]
+  agentbus-admin sessions [--json]
+  agentbus-admin demo [--keep]
+  agentbus-admin (-h | --help)
+  agentbus-admin --version
+
+Commands:
+  status     Tell how the bus is, in every state.
+  stop       End the daemon in order; the next tool call starts one again.
+  reset      Delete everything on the bus; asks first.
+  config     Every setting with its value in force and where that comes from.
+  channels   The channels of the running bus.
+  sessions   The sessions that are connected now.
+  demo       Two agents on a bus of their own, whose daemon is killed in the middle.
+
+Options:
+  --config PATH   Configuration file; ~/.config/agentbus/config.json if left out.
+  --json          One JSON document on stdout instead of text.
+  --yes           Do not ask.
+  --keep          Leave the demo's folder behind and say where it is.
+  -h --help       Show this.
+  --version       Show the version.
+
+Exit codes: 0 done; 1 failed, or the demo did not prove something; 2 wrong usage or configuration;
+3 no daemon is running.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `agentbus-admin`."""
+    return run(lambda: _dispatch(parse(USAGE, argv)))
+
+
+def _dispatch(arguments: Arguments) -> int:
+    if arguments["status"]:
+        from agentbus.cli.admin.status import status
+
+        return status(arguments)
+    if arguments["stop"]:
+        from agentbus.cli.admin.stop import stop
+
+        return stop(arguments)
+    if arguments["reset"]:
+        from agentbus.cli.admin.reset import reset
+
+        return reset(arguments)
+    if arguments["config"]:
+        from agentbus.cli.admin.config import config
+
+        return config(arguments)
+    if arguments["channels"]:
+        from agentbus.cli.admin.channels import channels
+
+        return channels(arguments)
+    if arguments["sessions"]:
+        from agentbus.cli.admin.sessions import sessions
+
+        return sessions(arguments)
+    from agentbus.cli.admin.demo import demo
+
+    return demo(arguments)

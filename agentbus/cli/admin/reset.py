@@ -1,0 +1,111 @@
+"""`reset`: delete everything on the bus, after the person has agreed.
+
+With a running daemon the daemon does it; without one this process takes the daemon's locks, so that
+none can start meanwhile, and empties the database itself. Runs on the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, Arguments, complain
+from agentbus.cli.output import print_json
+from agentbus.cli.running import Daemon, find_daemon, runtime_paths
+from agentbus.cli.text import for_terminal
+from agentbus.config import Config, load_config
+from agentbus.errors import UnavailableError, ValidationError
+from agentbus.transport.singleton import DaemonLock, holder_pid, prepare_directory
+
+DATABASE_NAME = "agentbus.sqlite3"
+"""As the daemon names it, which this package must not import; a test compares the two."""
+
+WHAT_IS_LOST = (
+    "This deletes all messages, channels, agents, sessions, subscriptions and receipts for good.\n"
+    "Configuration and logs stay. Connected sessions go on as new ones and are told."
+)
+
+
+def reset(arguments: Arguments) -> int:
+    """Empty the bus. Exit 2 when nobody can be asked, 1 when the person declines."""
+    asked_path = None if arguments["--config"] is None else Path(arguments["--config"])
+    daemon = find_daemon()
+    if daemon is None:
+        config = load_config(asked_path)
+        if not _agreed(arguments, config.data_directory):
+            return EXIT_FAILURE
+        answer = _reset_here(config)
+    else:
+        with daemon:
+            data_directory = _data_directory(daemon, asked_path)
+            if not _agreed(arguments, data_directory):
+                return EXIT_FAILURE
+            answer = daemon.ask("reset")
+            daemon.wait_until_gone()
+    if arguments["--json"]:
+        print_json({"bus_id": answer["bus_id"], "daemon_stopped": daemon is not None})
+    else:
+        print(f"The bus is empty; its new id is {answer['bus_id']}.")
+        if daemon is not None:
+            print("The daemon has stopped; the next tool call starts one.")
+    return EXIT_OK
+
+
+def _agreed(arguments: Arguments, data_directory: object) -> bool:
+    if arguments["--yes"]:
+        return True
+    if not sys.stdin.isatty():
+        raise ValidationError(
+            f"reset would delete all data in {data_directory} and there is no terminal to ask at; "
+            "give --yes to do it"
+        )
+    # To stderr: with --json, stdout holds the document and nothing else.
+    print(f"{WHAT_IS_LOST}\nData folder: {for_terminal(data_directory)}", file=sys.stderr)
+    print("Type yes to go on: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() == "yes":
+        return True
+    complain("nothing was deleted")
+    return False
+
+
+def _data_directory(daemon: Daemon, asked_path: Path | None) -> object:
+    """The running daemon's data folder. Refuses when the person named another configuration."""
+    used_path = daemon.config_path()
+    if asked_path is not None and used_path is not None and used_path != asked_path.absolute():
+        raise ValidationError(
+            f"the running daemon uses {used_path}, not {asked_path.absolute()}; "
+            "run agentbus stop first, or leave out --config to reset the running bus"
+        )
+    status: dict[str, Any] = daemon.ask("status")
+    values = (status.get("config") or {}).get("values") or {}
+    return values.get("data_directory", "(unknown)")
+
+
+def _reset_here(config: Config) -> dict[str, Any]:
+    from agentbus.clock import SystemClock
+    from agentbus.store.reset import reset_database
+
+    paths = runtime_paths()
+    prepare_directory(paths, os.getuid())
+    config.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    held: list[DaemonLock] = []
+    try:
+        for path in (paths.lock, config.data_directory / "lock"):
+            lock = DaemonLock(path)
+            if not lock.acquire():
+                raise UnavailableError(
+                    f"process {holder_pid(path)} holds {path}, so nothing was deleted; "
+                    "run agentbus stop, then try again"
+                )
+            held.append(lock)
+        result = reset_database(
+            config.data_directory / DATABASE_NAME,
+            config.sqlite_synchronous,
+            SystemClock().wall_us(),
+        )
+    finally:
+        for lock in reversed(held):
+            lock.release()
+    return {"bus_id": result.bus_id}

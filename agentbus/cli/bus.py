@@ -1,0 +1,88 @@
+"""`agentbus`: the command line that harnesses and people use.
+
+Owns the usage text and the dispatch. Imports a command's modules only when it runs, so that
+`status` and `stop` are instant and never load the MCP SDK, the store or Redis. Main thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentbus.cli.entry import EXIT_OK, Arguments, parse, run
+from agentbus.errors import ValidationError
+
+USAGE = """agentbus: a durable local message bus for coding agents, spoken over MCP.
+
+Usage:
+  agentbus mcp [--agent NAME] [--config PATH] [--session ID]
+  agentbus daemon [--config PATH] [--detach]
+  agentbus status [--config PATH] [--json]
+  agentbus stop [--config PATH] [--json]
+  agentbus reset [--config PATH] [--json] [--yes]
+  agentbus (-h | --help)
+  agentbus --version
+
+Commands:
+  mcp      Be the MCP server of one conversation, on stdin and stdout; a harness starts this.
+  daemon   Run the daemon here, logging to stderr; adapters start one by themselves.
+  status   Tell how the bus is, in every state.
+  stop     End the daemon in order; the next tool call starts one again.
+  reset    Delete everything on the bus; asks first.
+
+Options:
+  --agent NAME    The agent's persistent name; the name of the current folder if left out.
+  --config PATH   Configuration file; ~/.config/agentbus/config.json if left out.
+  --session ID    Conversation id, for harnesses that do not tell theirs.
+  --detach        Start the daemon in the background and return when it answers.
+  --json          One JSON document on stdout instead of text.
+  --yes           Do not ask.
+  -h --help       Show this.
+  --version       Show the version.
+
+Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no daemon is running;
+75 (daemon only) another daemon is running.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `agentbus`."""
+    return run(lambda: _dispatch(parse(USAGE, argv)))
+
+
+def _dispatch(arguments: Arguments) -> int:
+    if arguments["mcp"]:
+        return _mcp(arguments)
+    if arguments["daemon"]:
+        from agentbus.cli.daemon import daemon
+
+        return daemon(arguments)
+    if arguments["status"]:
+        from agentbus.cli.admin.status import status
+
+        return status(arguments)
+    if arguments["stop"]:
+        from agentbus.cli.admin.stop import stop
+
+        return stop(arguments)
+    from agentbus.cli.admin.reset import reset
+
+    return reset(arguments)
+
+
+def _mcp(arguments: Arguments) -> int:
+    from agentbus.protocol.fields import check_name
+
+    agent = arguments["--agent"] if arguments["--agent"] is not None else Path.cwd().name
+    try:
+        agent = check_name(agent)
+        if arguments["--session"] is not None:
+            check_name(arguments["--session"], "session id")
+    except ValidationError as error:
+        raise ValidationError(f"mcp: --agent or --session {error.message}") from None
+    config_path = None if arguments["--config"] is None else Path(arguments["--config"])
+
+    from agentbus.adapter.server import run as serve
+
+    serve(agent, config_path, arguments["--session"])
+    return EXIT_OK

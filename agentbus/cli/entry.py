@@ -1,0 +1,85 @@
+"""What every command line has in common: arguments, exit codes, and errors as one readable line.
+
+Owns the mapping from errors to exit codes. Never lets a traceback out. Runs on the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from agentbus import __version__
+from agentbus.cli.text import for_terminal
+from agentbus.errors import BusError, UnavailableError, ValidationError
+
+EXIT_OK: Final = 0
+EXIT_FAILURE: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NOT_RUNNING: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+ERROR_CHARACTERS: Final = 2000
+
+Arguments: TypeAlias = dict[str, Any]
+
+
+class NotRunningError(UnavailableError):
+    """The command needs a daemon and none runs; it never starts one by itself."""
+
+    def __init__(self) -> None:
+        super().__init__("no daemon is running; start one: agentbus daemon --detach")
+
+
+def parse(usage: str, argv: Sequence[str] | None) -> Arguments:
+    """The arguments by the usage text. Raises ValidationError; --help and --version exit."""
+    with warnings.catch_warnings():
+        # docopt 0.6.2 has two invalid escapes, reported where it is compiled for the first time.
+        warnings.simplefilter("ignore")
+        from docopt import DocoptExit, docopt
+    try:
+        arguments: Arguments = docopt(
+            usage, sys.argv[1:] if argv is None else list(argv), version=f"agentbus {__version__}"
+        )
+    except DocoptExit as refused:
+        reason, _, _ = str(refused.code).partition("Usage:")
+        reason = reason.strip().rstrip(".") or "these arguments do not go together"
+        raise ValidationError(f"{reason}; --help shows what is possible") from None
+    return arguments
+
+
+def run(command: Callable[[], int]) -> int:
+    """Run a command; its errors become a line on stderr and an exit code."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except NotRunningError as error:
+        return _fail(error.message, EXIT_NOT_RUNNING)
+    except ValidationError as error:
+        return _fail(error.message, EXIT_USAGE)
+    except BusError as error:
+        return _fail(error.message, EXIT_FAILURE)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone; without this the interpreter complains at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except OSError as error:
+        return _fail(str(error), EXIT_FAILURE)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return _fail(f"internal fault, please report it: {what}", EXIT_FAILURE)
+
+
+def complain(message: str) -> None:
+    """One line on stderr."""
+    print(f"agentbus: {for_terminal(message, ERROR_CHARACTERS)}", file=sys.stderr)
+
+
+def _fail(message: str, code: int) -> int:
+    complain(message)
+    return code

@@ -1,0 +1,23 @@
+"""Text that agents made, on a person's terminal: escaped, bounded, and never markup.
+
+Owns the one function that all command lines use for what came from outside. Pure; any thread.
+"""
+
+from __future__ import annotations
+
+from agentbus.settings import printable
+
+CELL_CHARACTERS = 200
+"""Of one shown value; a channel name of 128 bytes fits even when many of them are escaped."""
+
+
+def for_terminal(value: object, characters: int = CELL_CHARACTERS) -> str:
+    """`value` as one line that cannot move the cursor, change colours or reverse its direction.
+
+    Everything that is not printable is shown as its escape: control characters, line breaks,
+    bidirectional overrides, invisible formatting, lone surrogates. Longer text ends in `…`.
+    """
+    text = value if isinstance(value, str) else str(value)
+    # Cut before and after: escapes are longer than what they stand for.
+    shown = printable(text[: characters + 1])
+    return shown if len(shown) <= characters else shown[: characters - 1] + "…"
