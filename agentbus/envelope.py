@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 from agentbus.encoding import encode
@@ -46,6 +47,7 @@ class Body:
     depth: int = 0
 
 
+@lru_cache(maxsize=64)  # the messages of one batch share their time
 def rfc3339(time_us: int) -> str:
     """Microseconds since the epoch as RFC 3339 UTC with milliseconds."""
     moment = datetime.fromtimestamp(time_us // 1_000_000, UTC)

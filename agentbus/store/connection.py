@@ -1,8 +1,8 @@
 """Opening the database file: one writer, any number of readers, and the pragmas of each.
 
 Owns how a connection is set up and what a file that cannot be used is told apart by. Never reads or
-writes a row beyond the schema. A connection is used by one thread at a time; nothing is shared
-between connections, and Peewee's own connection state per thread is not used.
+writes a row. A connection is used by one thread at a time and nothing is shared between two of
+them: Peewee makes the SQL (schema.py); its own hidden connections per thread are not used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from peewee import SqliteDatabase
-
 from agentbus.limits import MIB
 from agentbus.store.schema import APPLICATION_ID, SCHEMA_VERSION
 
@@ -25,8 +23,8 @@ Synchronous = Literal["full", "normal"]
 BUSY_SECONDS = 5.0
 """Wait for another process's lock: only a reset or somebody's sqlite3 shell can hold it."""
 
-WAL_CHECKPOINT_PAGES = 2000
-"""8 MiB of 4 KiB pages: rare enough to cost sends little, small enough to read back at start."""
+WAL_CHECKPOINT_PAGES = 4000
+"""16 MiB of 4 KiB pages: rare enough to cost sends little, small enough to read back at start."""
 
 WAL_KEPT_BYTES = 32 * MIB
 """A WAL that a long reader made larger is cut to this by the next checkpoint that completes."""
@@ -64,12 +62,18 @@ def open_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
     ]
     if sys.platform == "darwin":  # fsync there leaves the data in the drive's cache
         pragmas += [("fullfsync", 1), ("checkpoint_fullfsync", 1)]
-    return _connect(path, _uri(path, "rw"), pragmas)
+    return _connect(path, _uri(path, "rw"), pragmas)[0]
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open an existing database; no statement can change anything. Raises DatabaseUnusable."""
-    return _connect(path, _uri(path, "ro"), [("query_only", 1), ("cache_size", -2 * 1024)])
+    connection, is_bus = _connect(
+        path, _uri(path, "ro"), [("query_only", 1), ("cache_size", -2 * 1024)]
+    )
+    if not is_bus:
+        connection.close()
+        raise DatabaseUnusable(f"{path}: holds no bus yet; start the daemon once to create it")
+    return connection
 
 
 def check_ours(connection: sqlite3.Connection, path: Path) -> bool:
@@ -94,32 +98,32 @@ def check_ours(connection: sqlite3.Connection, path: Path) -> bool:
     return True
 
 
-def _connect(path: Path, uri: str, pragmas: list[tuple[str, str | int]]) -> sqlite3.Connection:
-    database = SqliteDatabase(
-        uri,
-        pragmas=pragmas,
-        timeout=BUSY_SECONDS,
-        thread_safe=False,
-        autoconnect=False,
-        uri=True,
-        # Opened by whoever composes the daemon, then used by one actor's thread only.
-        check_same_thread=False,
-        cached_statements=256,
-    )
+def _connect(
+    path: Path, uri: str, pragmas: list[tuple[str, str | int]]
+) -> tuple[sqlite3.Connection, bool]:
+    """The connection, and whether there is a bus in the file (else it is empty)."""
     try:
-        database.connect()
-        connection: sqlite3.Connection = database.connection()  # type: ignore[no-untyped-call]
+        connection = sqlite3.connect(
+            uri,
+            uri=True,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,  # transactions begin and end where the code says so
+            # Opened by whoever composes the daemon, then used by one actor's thread only.
+            check_same_thread=False,
+            cached_statements=256,
+        )
     except sqlite3.Error as error:
         raise unusable(path, error) from error
     try:
-        check_ours(connection, path)
+        for name, value in pragmas:
+            connection.execute(f"PRAGMA {name} = {value}").fetchall()
+        return connection, check_ours(connection, path)
     except sqlite3.Error as error:
         connection.close()
         raise unusable(path, error) from error
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def unusable(path: Path, error: sqlite3.Error) -> DatabaseUnusable:

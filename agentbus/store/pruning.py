@@ -15,11 +15,11 @@ from agentbus.rules.retention import age_cut, over_since_us
 from agentbus.store.accounting import row_bytes_sql
 from agentbus.store.changes import (
     Done,
-    Fact,
     GapCause,
     MessagesRemoved,
     PruneResult,
     PruneSlice,
+    SubscriptionExpired,
     SubscriptionRow,
 )
 from agentbus.store.schema import (
@@ -127,7 +127,7 @@ def _receipts(work: Work, max_rows: int) -> Done:
 def _subscriptions(work: Work, max_rows: int) -> Done:
     cutoff_us = over_since_us(work.now_us, work.config.cursor_idle_hours)
     rows = work.execute(_SELECT_IDLE, (cutoff_us, max_rows)).fetchall()
-    facts: list[Fact] = []
+    expired: list[SubscriptionExpired] = []
     for *row, session_id in rows:
-        expired_if_idle(work, SessionId(session_id), SubscriptionRow(*row), facts)
-    return Done(PruneResult(len(rows), len(rows) == max_rows), tuple(facts))
+        expired_if_idle(work, SessionId(session_id), SubscriptionRow(*row), expired)
+    return Done(PruneResult(len(rows), len(rows) == max_rows, tuple(expired)), tuple(expired))

@@ -33,7 +33,7 @@ from agentbus.store.schema import (
     Subscription,
     text,
 )
-from agentbus.store.subscribing import SUBSCRIPTION_ROWS
+from agentbus.store.subscribing import SELECT_OF_SESSION
 
 LAG_LIMIT = 10_000
 """Counting messages walks an index: at most so many, about a millisecond."""
@@ -52,7 +52,6 @@ _CHANNELS = text(
     _CHANNEL_ROWS.where(fn.SUBSTR(Channel.name, SQL("1"), PLACE) == PLACE).order_by(Channel.name)
 )
 _CHANNEL = text(_CHANNEL_ROWS.where(Channel.name == PLACE))
-_SUBSCRIPTIONS = text(SUBSCRIPTION_ROWS.where(Subscription.session == PLACE))
 
 _MESSAGE_ROWS = Message.select(
     Message.channel, Message.sequence, Message.message_id, Message.session, Message.envelope
@@ -154,7 +153,7 @@ class Reader:
 
     def subscriptions(self, session_id: SessionId) -> tuple[SubscriptionRow, ...]:
         """All of a session's, those that expired included."""
-        return tuple(SubscriptionRow(*row) for row in self._all(_SUBSCRIPTIONS, session_id))
+        return tuple(SubscriptionRow(*row) for row in self._all(SELECT_OF_SESSION, session_id))
 
     def channels(self, prefix: str = "") -> list[ChannelRow]:
         """Channels whose name begins so, by name."""

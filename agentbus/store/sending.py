@@ -21,9 +21,6 @@ from agentbus.store.changes import Done, MessageAppended, SendMessage
 from agentbus.store.schema import PLACE, Message, Receipt, insert_text, text
 from agentbus.store.work import Work
 
-RATE_RETRY_MS = 1000
-"""Rates have a one-second burst. The attachment, which holds the buckets, has the exact figure."""
-
 _SELECT_RECEIPT = text(
     Receipt.select(
         Receipt.fingerprint, Receipt.result, Receipt.accepted_at_us, Receipt.expires_at_us
@@ -53,7 +50,7 @@ def send_message(work: Work, change: SendMessage) -> Done:
     if not change.rate_ok:
         raise RateLimitedError(
             "this session's send rate is used up; wait, then send again with the same operation id",
-            retry_after_ms=RATE_RETRY_MS,
+            retry_after_ms=change.retry_after_ms,
         )
     channel = work.require_channel(operation.channel)
     body = _body(work, change)

@@ -33,23 +33,21 @@ from agentbus.store.changes import (
 from agentbus.store.schema import PLACE, Channel, Subscription, insert_text, text
 from agentbus.store.work import ChannelState, Work
 
-SUBSCRIPTION_ROWS = (
-    Subscription.select(
-        Subscription.id,
-        Subscription.channel,
-        Channel.name,
-        Channel.kind,
-        Subscription.handed_off,
-        Subscription.confirmed,
-        Subscription.last_used_us,
-        Subscription.expired_at_us,
-    )
-    .join(Channel, on=(Channel.id == Subscription.channel))
-    .order_by(Subscription.id)
-)
+SUBSCRIPTION_ROWS = Subscription.select(
+    Subscription.id,
+    Subscription.channel,
+    Channel.name,
+    Channel.kind,
+    Subscription.handed_off,
+    Subscription.confirmed,
+    Subscription.last_used_us,
+    Subscription.expired_at_us,
+).join(Channel, on=(Channel.id == Subscription.channel))
 """Columns in the order of `SubscriptionRow`."""
 
-_SELECT_OF_SESSION = text(SUBSCRIPTION_ROWS.where(Subscription.session == PLACE))
+SELECT_OF_SESSION = text(
+    SUBSCRIPTION_ROWS.where(Subscription.session == PLACE).order_by(Subscription.id)
+)
 _SELECT_OF_CHANNEL = text(
     SUBSCRIPTION_ROWS.where((Subscription.session == PLACE) & (Subscription.channel == PLACE))
 )
@@ -199,12 +197,15 @@ def rows_of_session(
     """All subscriptions of a session, expired ones included; those idle too long expire now."""
     return tuple(
         expired_if_idle(work, session_id, SubscriptionRow(*row), facts)
-        for row in work.execute(_SELECT_OF_SESSION, (session_id,)).fetchall()
+        for row in work.execute(SELECT_OF_SESSION, (session_id,)).fetchall()
     )
 
 
 def expired_if_idle(
-    work: Work, session_id: SessionId, row: SubscriptionRow, facts: list[Fact]
+    work: Work,
+    session_id: SessionId,
+    row: SubscriptionRow,
+    facts: list[Fact] | list[SubscriptionExpired],
 ) -> SubscriptionRow:
     """Mark the subscription expired if it has been idle for too long, and add the fact."""
     idle_hours = work.config.cursor_idle_hours

@@ -1,0 +1,63 @@
+"""Empty a bus: all messages, identities and cursors go, in one transaction.
+
+Owns what survives: the last sequence and generation go on rising, so that no adapter, report or
+Redis entry from before can be mistaken for one from after. The daemon must not be running on the
+file. Runs on the thread of the command that asked for it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentbus.ids import BusId, Generation, Sequence
+from agentbus.store.connection import Synchronous, check_ours, open_writer, unusable
+from agentbus.store.creation import create, insert_first_rows
+from agentbus.store.schema import DATA_TABLES, Meta, text
+from agentbus.store.work import load_bus_id, load_committed
+
+_EMPTY = tuple(text(table.delete()) for table in (*DATA_TABLES, Meta))
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """The bus that is there now."""
+
+    bus_id: BusId
+    last_sequence: Sequence
+    last_generation: Generation
+
+
+def reset_database(path: Path, synchronous: Synchronous, now_us: int) -> ResetResult:
+    """Make the bus empty, with a new bus id. Raises DatabaseUnusable; then nothing was changed."""
+    connection = open_writer(path, synchronous)
+    try:
+        if not check_ours(connection, path):
+            create(connection, now_us)
+        else:
+            _reset(connection, now_us)
+        # Deleted text is still in the log; this writes it out and cuts the log to nothing.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        counters = load_committed(connection).counters
+        return ResetResult(
+            load_bus_id(connection), counters.last_sequence, counters.last_generation
+        )
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+    finally:
+        connection.close()
+
+
+def _reset(connection: sqlite3.Connection, now_us: int) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        counters = load_committed(connection).counters
+        for statement in _EMPTY:
+            connection.execute(statement)
+        insert_first_rows(connection, now_us, counters.last_sequence, counters.last_generation)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
