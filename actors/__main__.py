@@ -54,8 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         check_supported(config)
         return _run(config, foreground=arguments["--foreground"])
     except (BusError, DatabaseUnusable) as error:
-        print(f"agentbus: {error}", file=sys.stderr)
-        return EXIT_CONFIGURATION
+        return _refuse(str(error), EXIT_CONFIGURATION)
 
 
 def _run(config: Config, *, foreground: bool) -> int:
@@ -64,16 +63,13 @@ def _run(config: Config, *, foreground: bool) -> int:
     config.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock, data_lock = DaemonLock(paths.lock), DaemonLock(config.data_directory / "lock")
     if not lock.acquire():
-        print("agentbus: another daemon already runs for this user", file=sys.stderr)
-        return EXIT_ALREADY_RUNNING
+        return _refuse("another daemon already runs for this user", EXIT_ALREADY_RUNNING)
     try:
         if not data_lock.acquire():
-            print(
-                f"agentbus: another daemon already uses {config.data_directory}; stop it, or choose "
-                "another data_directory",
-                file=sys.stderr,
+            problem = f"another daemon already uses {config.data_directory}"
+            return _refuse(
+                f"{problem}; stop it, or choose another data_directory", EXIT_CONFIGURATION
             )
-            return EXIT_CONFIGURATION
         setup_logging(
             None if foreground else config.data_directory / "logs" / "daemon.log",
             config.log_level,
@@ -94,12 +90,22 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock) -> int:
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
     while not system.wait(3600.0):
         pass
-    system.stop()
+    clean = system.stop()
+    if not clean:
+        _log.error("something was still busy after the grace; ending without it")
+        logging.shutdown()
+        os._exit(EXIT_FAILURE)  # a thread that hangs would keep the process alive
     if system.failure is not None:
         _log.error("daemon ends: %s", system.failure)
         return EXIT_FAILURE
     _log.info("daemon ended in order")
     return 0
+
+
+def _refuse(problem: str, code: int) -> int:
+    """One readable line for whoever started this process."""
+    sys.stderr.write(f"agentbus: {problem}\n")
+    return code
 
 
 def _raise_descriptor_limit() -> None:

@@ -256,7 +256,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 assert_never(need)
 
     def _batches(self, after: Sequence) -> Iterator[list[StreamEntry]]:
-        """Everything retained after a sequence, in commit order; the ledger stands still meanwhile."""
+        """Everything retained after a sequence, in commit order; the ledger is fenced meanwhile."""
         while messages := self._store.scan(after, CATCH_UP_ENTRIES):
             yield [
                 self._entry(

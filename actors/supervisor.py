@@ -46,6 +46,7 @@ RETRY_AFTER_MS = 200
 """What callers are told while the bus is not ready: a recovery takes a second or so."""
 
 ERRORS_KEPT = 20
+NO_EPOCH = RecoveryEpoch(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Wiring:
 @dataclass(slots=True)
 class _Health:
     state: Readiness = "starting"
-    epoch: RecoveryEpoch = RecoveryEpoch(0)
+    epoch: RecoveryEpoch = NO_EPOCH
     progress: tuple[int, int] | None = None
     redis: dict[str, Any] | None = None
     errors: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))

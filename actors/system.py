@@ -10,24 +10,25 @@ import logging
 import os
 import threading
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from actors.attachment import Neighbours
-from actors.base import ActorStatistics, Address, MailboxActor, start_actor
+from actors.base import (
+    ActorStatistics,
+    Address,
+    FutureReply,
+    MailboxActor,
+    start_actor,
+    stop_actor,
+)
 from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
-from actors.messages import (
-    CheckRedis,
-    Crashed,
-    Detached,
-    ReadinessChanged,
-    StopAsked,
-    SupervisorMessage,
-)
-from actors.pool import Dispatcher
+from actors.messages import CheckRedis, Crashed, Detached, StopAsked
+from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.redis_projector import RedisProjectorActor
 from actors.registrar import RegistrarActor
@@ -38,6 +39,7 @@ from actors.timer import Timer
 from agentbus.clock import Clock, SystemClock
 from agentbus.config import Config
 from agentbus.encoding import encode_line
+from agentbus.ids import BusId
 from agentbus.limits import MIB, SHUTDOWN_GRACE_SECONDS
 from agentbus.projection.connection import connect
 from agentbus.projection.launching import RedisSettings
@@ -77,7 +79,13 @@ class System:
         self._ended = threading.Event()
         self._failure: str | None = None
         self._stops: list[StopAsked] = []
-        self._addresses: list[Address[Any]] = []
+        self._routes = Routes()
+        self._timer: Timer | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._listener: Listener | None = None
+        self._flow: list[Address[Any]] = []  # ledger and projector, in the order of the flow
+        self._threaded: list[Address[Any]] = []
+        self._pooled: list[Address[Any]] = []
 
     def start(self) -> None:
         """Raises what kept an actor from starting; then nothing is left running."""
@@ -89,79 +97,94 @@ class System:
 
     def _start(self) -> None:
         config, clock = self._config, self._clock
-        self._timer = Timer(clock)
-        self._dispatcher = Dispatcher()
-        self._routes = Routes()
-        self._channels = ChannelDirectory(self._dispatcher, self._crashed)
-        self._wiring = Wiring()
-        self._supervisor = SupervisorActor(self._wiring, self._timer, clock)
-        self._server = RedisServer(self._redis_settings())
-        projector = RedisProjectorActor(
-            self._server, self._open_store, self._channels, self._supervisor.address
+        timer = self._timer = Timer(clock)
+        dispatcher = self._dispatcher = Dispatcher()
+        channels = ChannelDirectory(dispatcher, self._crashed)
+        wiring = Wiring()
+        supervisor = SupervisorActor(wiring, timer, clock)
+        self._supervisor = supervisor.address
+        projector_actor = RedisProjectorActor(
+            RedisServer(self._redis_settings()), self._open_store, channels, self._supervisor
         )
-        ledger = ReceiptLedgerActor(
-            lambda: LedgerStore(database_path(config), config, clock), projector.address
+        ledger_actor = ReceiptLedgerActor(
+            lambda: LedgerStore(database_path(config), config, clock), projector_actor.address
         )
-        self._ledger = self._begin(ledger)  # first: it makes the database that the others read
-        self._projector = self._begin(projector, within_s=REDIS_START_SECONDS)
-        with_store = self._open_store()
-        self._bus_id = with_store.bus_id()
-        with_store.close()
-        registrar = RegistrarActor(
-            self._neighbours,
-            self._ledger,
-            self._routes,
-            config,
-            self._bus_id,
-            clock,
-            self._crashed,
-        )
-        self._registrar = self._begin_pooled(registrar)
-        cleanup = self._begin_pooled(
-            CleanupSchedulerActor(
-                self._ledger, self._registrar, self._timer, config.cleanup_interval_seconds
+        # The ledger first: it makes the database that the others read.
+        ledger = self._begin(ledger_actor, self._flow)
+        projector = self._begin(projector_actor, self._flow, within_s=REDIS_START_SECONDS)
+        bus_id = self._read_bus_id()
+
+        def neighbours() -> Neighbours:
+            return Neighbours(
+                ledger=ledger,
+                projector=projector,
+                registrar=registrar,
+                channels=channels,
+                timer=timer,
+                open_streams=lambda: StreamReader(connect(self._paths.redis_socket)),
+                open_store=self._open_store,
             )
+
+        registrar_actor = RegistrarActor(
+            neighbours, ledger, self._routes, config, bus_id, clock, self._crashed
         )
-        reporter = self._begin(ReporterActor(self._sources(), self._timer, config, clock))
-        desks = Desks(self._registrar, reporter, self._supervisor.address)
-        self._door = FrontDoor(desks, self._routes, config, self._bus_id, clock)
+        registrar = registrar_actor.address
+        self._begin_pooled(dispatcher, registrar_actor)
+        cleanup = self._begin_pooled(
+            dispatcher,
+            CleanupSchedulerActor(ledger, registrar, timer, config.cleanup_interval_seconds),
+        )
+        sources = Sources(
+            supervisor=self._supervisor,
+            registrar=registrar,
+            open_store=self._open_store,
+            connect_redis=lambda: connect(self._paths.redis_socket),
+            actors=self._actor_statistics,
+            counters=lambda: {
+                "transport": asdict(listener.statistics()),
+                "channels": {"actors": len(channels.addresses())},
+            },
+        )
+        reporter = self._begin(ReporterActor(sources, timer, config, clock), self._threaded)
+        desks = Desks(registrar, reporter, self._supervisor)
+        door = FrontDoor(desks, self._routes, config, bus_id, clock)
         listening = bind_socket(self._paths, self._lock, os.getuid())
-        self._listener = Listener(listening, self._door, self._door.heartbeat_payload, clock=clock)
-        self._wiring.ledger = self._ledger
-        self._wiring.registrar = self._registrar
-        self._wiring.cleanup = cleanup
-        self._wiring.outlets = Outlets(self._announce, self._stop_asked, self._give_up)
-        self._timer.deliver_every(REDIS_CHECK_SECONDS, self._projector, CheckRedis())
-        self._listener.start()
-        self._begin_pooled(self._supervisor)
+        listener = self._listener = Listener(listening, door, door.heartbeat_payload, clock=clock)
+        wiring.ledger, wiring.registrar, wiring.cleanup = ledger, registrar, cleanup
+        wiring.outlets = Outlets(
+            announce=lambda change: listener.broadcast(door.set_readiness(change)),
+            stop=self._stop_asked,
+            give_up=self._give_up,
+        )
+        timer.deliver_every(REDIS_CHECK_SECONDS, projector, CheckRedis())
+        listener.start()
+        self._begin_pooled(dispatcher, supervisor)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until the bus should end: asked to, or because an actor failed. True if so."""
         return self._ended.wait(timeout_s)
 
     def ask_to_end(self) -> None:
-        """From a signal handler: let `wait` return."""
-        self._ended.set()
+        """From a signal handler: as if a client had asked to stop."""
+        self._supervisor.tell(StopAsked(FutureReply()))
 
     @property
     def failure(self) -> str | None:
         """Why the bus had to end by itself, if it did."""
         return self._failure
 
-    @property
-    def supervisor(self) -> Address[SupervisorMessage]:
-        return self._supervisor.address
-
     # --- building ---
 
-    def _begin(self, actor: MailboxActor[Any], within_s: float = 10.0) -> Address[Any]:
+    def _begin(
+        self, actor: MailboxActor[Any], group: list[Address[Any]], within_s: float = 10.0
+    ) -> Address[Any]:
         address = start_actor(actor, crashed=self._crashed, within_s=within_s)
-        self._addresses.append(address)
+        group.append(address)
         return address
 
-    def _begin_pooled(self, actor: Any) -> Address[Any]:
-        address: Address[Any] = self._dispatcher.start(actor, crashed=self._crashed)
-        self._addresses.append(address)
+    def _begin_pooled(self, dispatcher: Dispatcher, actor: PooledActor[Any]) -> Address[Any]:
+        address = dispatcher.start(actor, crashed=self._crashed)
+        self._pooled.append(address)
         return address
 
     def _redis_settings(self) -> RedisSettings:
@@ -176,41 +199,22 @@ class System:
     def _open_store(self) -> Reader:
         return Reader(database_path(self._config))
 
-    def _neighbours(self) -> Neighbours:
-        return Neighbours(
-            ledger=self._ledger,
-            projector=self._projector,
-            registrar=self._registrar,
-            channels=self._channels,
-            timer=self._timer,
-            open_streams=lambda: StreamReader(connect(self._paths.redis_socket)),
-            open_store=self._open_store,
-        )
-
-    def _sources(self) -> Sources:
-        return Sources(
-            supervisor=self._supervisor.address,
-            registrar=self._registrar,
-            open_store=self._open_store,
-            connect_redis=lambda: connect(self._paths.redis_socket),
-            actors=self._actor_statistics,
-            counters=lambda: {
-                "transport": asdict(self._listener.statistics()),
-                "channels": {"actors": len(self._channels.addresses())},
-            },
-        )
+    def _read_bus_id(self) -> BusId:
+        with closing(self._open_store()) as store:
+            return store.bus_id()
 
     def _actor_statistics(self) -> list[ActorStatistics]:
         live = [route.address for route in self._routes.all()]
-        return [address.statistics() for address in (*self._addresses, *live)]
+        fixed = (*self._flow, *self._threaded, *self._pooled)
+        return [address.statistics() for address in (*fixed, *live)]
 
     # --- what the supervisor and failing actors can do ---
 
     def _crashed(self, actor: str, error: BaseException) -> None:
-        self._supervisor.address.tell(Crashed(actor, error))
-
-    def _announce(self, readiness: ReadinessChanged) -> None:
-        self._listener.broadcast(self._door.set_readiness(readiness))
+        if actor == SupervisorActor.__name__:
+            self._give_up(f"{actor} failed: {type(error).__name__}")
+        else:
+            self._supervisor.tell(Crashed(actor, error))
 
     def _stop_asked(self, asked: StopAsked) -> None:
         self._stops.append(asked)
@@ -222,44 +226,52 @@ class System:
 
     # --- the end ---
 
-    def stop(self) -> None:
-        """Stop with the flow, within the grace: nothing that was accepted is left behind."""
-        deadline_s = time.monotonic() + SHUTDOWN_GRACE_SECONDS
-        listener: Listener | None = getattr(self, "_listener", None)
-        if listener is not None:
-            listener.stop_accepting()
-            if self._failure is None:
-                listener.broadcast(_stopping_frame())
-            for route in self._routes.all():
-                route.address.tell(Detached())
-                route.address.ref.actor_stopped.wait(max(0.0, deadline_s - time.monotonic()))
-        for name in ("_ledger", "_projector"):
-            address: Address[Any] | None = getattr(self, name, None)
-            if address is not None:
-                address.stop()
-                address.ref.actor_stopped.wait(max(0.0, deadline_s - time.monotonic()))
-        self._end_rest(listener, deadline_s)
+    def stop(self) -> bool:
+        """Stop with the flow, within the grace: nothing that was accepted is left behind.
 
-    def _end_rest(self, listener: Listener | None, deadline_s: float) -> None:
-        bus_id = None
-        if any(asked.reset for asked in self._stops):
-            result = reset_database(
-                database_path(self._config), self._config.sqlite_synchronous, self._clock.wall_us()
-            )
-            bus_id = result.bus_id
-        for asked in self._stops:
-            asked.reply_to.set({"bus_id": bus_id} if asked.reset else {})
-        for address in self._addresses:
-            address.stop()
-        dispatcher: Dispatcher | None = getattr(self, "_dispatcher", None)
-        if dispatcher is not None:
-            dispatcher.stop(max(0.1, deadline_s - time.monotonic()))
-        timer: Timer | None = getattr(self, "_timer", None)
-        if timer is not None:
-            timer.stop()
-        if listener is not None:
-            listener.close(max(0.1, min(1.0, deadline_s - time.monotonic())))
+        False when something was still busy at the end of the grace.
+        """
+        deadline_s = time.monotonic() + SHUTDOWN_GRACE_SECONDS
+        if self._listener is not None:
+            self._listener.stop_accepting()
+            if self._failure is None:
+                self._listener.broadcast(_stopping_frame())
+        attachments = [route.address for route in self._routes.all()]
+        for address in attachments:
+            address.tell(Detached())  # they flush their reports to the ledger
+        clean = _stop_in_turn([*attachments, *self._flow], deadline_s)
+        self._answer_stops()
+        clean &= _stop_in_turn(self._threaded, deadline_s)
+        if self._dispatcher is not None:
+            clean &= self._dispatcher.stop(_left_s(deadline_s))
+        if self._timer is not None:
+            self._timer.stop()
+        if self._listener is not None:
+            self._listener.close(min(1.0, _left_s(deadline_s)))
             remove_socket(self._paths, self._lock)
+        return clean
+
+    def _answer_stops(self) -> None:
+        """The ledger is closed: reset the database if that was asked for, then answer."""
+        answer: dict[str, Any] = {}
+        if any(asked.reset for asked in self._stops):
+            answer["bus_id"] = reset_database(
+                database_path(self._config), self._config.sqlite_synchronous, self._clock.wall_us()
+            ).bus_id
+        for asked in self._stops:
+            asked.reply_to.set(answer)
+
+
+def _stop_in_turn(addresses: list[Address[Any]], deadline_s: float) -> bool:
+    """Every one is stopped, also after one that was too slow; True when all were in time."""
+    in_time = True
+    for address in addresses:
+        in_time &= stop_actor(address, _left_s(deadline_s))
+    return in_time
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.1, deadline_s - time.monotonic())
 
 
 def _stopping_frame() -> bytes:
