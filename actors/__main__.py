@@ -74,19 +74,21 @@ def _run(config: Config, *, foreground: bool) -> int:
             None if foreground else config.data_directory / "logs" / "daemon.log",
             config.log_level,
         )
-        return _serve(config, paths, lock)
+        return _serve(config, paths, lock, foreground=foreground)
     finally:
         data_lock.release()
         lock.release()
 
 
-def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock) -> int:
+def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground: bool) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_descriptor_limit()
     system = System(config, paths, lock)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: system.ask_to_end())
     system.start()
+    if not foreground:
+        _let_go_of_stderr()
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
     while not system.wait(3600.0):
         pass
@@ -100,6 +102,13 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock) -> int:
         return EXIT_FAILURE
     _log.info("daemon ended in order")
     return 0
+
+
+def _let_go_of_stderr() -> None:
+    """It belongs to whoever started us and was kept only to explain a failed start."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stderr.fileno())
+    os.close(null)
 
 
 def _refuse(problem: str, code: int) -> int:

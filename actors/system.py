@@ -149,7 +149,13 @@ class System:
         desks = Desks(registrar, reporter, self._supervisor)
         door = FrontDoor(desks, self._routes, config, bus_id, clock)
         listening = bind_socket(self._paths, self._lock, os.getuid())
-        listener = self._listener = Listener(listening, door, door.heartbeat_payload, clock=clock)
+        listener = self._listener = Listener(
+            listening,
+            door,
+            door.heartbeat_payload,
+            clock=clock,
+            on_failure=lambda error: self._give_up(f"transport failed: {type(error).__name__}"),
+        )
         wiring.ledger, wiring.registrar, wiring.cleanup = ledger, registrar, cleanup
         wiring.outlets = Outlets(
             announce=lambda change: listener.broadcast(door.set_readiness(change)),
@@ -247,8 +253,8 @@ class System:
         if self._timer is not None:
             self._timer.stop()
         if self._listener is not None:
-            self._listener.close(min(1.0, _left_s(deadline_s)))
             remove_socket(self._paths, self._lock)
+            self._listener.close(min(1.0, _left_s(deadline_s)))
         return clean
 
     def _answer_stops(self) -> None:

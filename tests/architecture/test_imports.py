@@ -23,7 +23,7 @@ LEVELS: dict[str, float] = {
     "agentbus.config": 1,
     "agentbus.clock": 1,
     "agentbus.rules": 2,
-    "agentbus.protocol": 3.1,
+    "agentbus.protocol": 3.0,  # the ledger stores what the protocol names: docs/adr/0001
     "agentbus.store": 3.1,
     "agentbus.projection": 3.1,
     "agentbus.inspection": 3.1,
