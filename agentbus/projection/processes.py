@@ -52,5 +52,6 @@ def _start_mark_from_proc(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat.rpartition(")")[2].split()  # the name before ")" may hold anything
-    state, start_ticks = fields[0], fields[19]
-    return None if state in "ZX" else f"{boot_id}:{start_ticks}"
+    state, threads, start_ticks = fields[0], int(fields[17]), fields[19]
+    # A zombie whose other threads are not gone yet still holds its sockets.
+    return None if state in "ZX" and threads <= 1 else f"{boot_id}:{start_ticks}"

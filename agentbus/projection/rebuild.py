@@ -66,7 +66,7 @@ def clear(client: Client) -> None:
     socket_path = Path(client.get_connection_kwargs()["path"])
     patient = connect(socket_path, CLEAR_TIMEOUT_SECONDS)
     with closing(patient), redis_errors("clear itself"):
-        patient.flushall(asynchronous=False)
+        execute(patient, "FLUSHALL", "SYNC")  # memory still held would count against the refill
 
 
 def replay(

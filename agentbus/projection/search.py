@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import redis
 
@@ -15,10 +16,12 @@ from agentbus.ids import SessionId
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, execute
 from agentbus.projection.errors import redis_errors
-from agentbus.rules.terms import encode_term, terms, whole_words
+from agentbus.rules.terms import encode_term, terms_and_words
 
 _TEXT_FIELDS = ("text", "whole")
 _TAG_FIELDS = ("channel", "sender", "session", "thread", "reply_to", "type", "tags")
+
+_tag = lru_cache(maxsize=4096)(encode_term)  # the same few senders and channels all the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +62,17 @@ def document_of(
 
     `channel` is the name; `sender` the agent's name.
     """
-    text = "\n".join([subject or "", content, *references])
+    parts, whole = terms_and_words("\n".join([subject or "", content, *references]))
     return SearchDocument(
-        text=" ".join(terms(text)),
-        whole=" ".join(whole_words(text)),
-        channel=encode_term(channel),
-        sender=encode_term(sender),
-        session=encode_term(session_id),
-        thread=encode_term(thread or ""),
-        reply_to=encode_term(reply_to or ""),
-        type=encode_term(type_ or ""),
-        tags=",".join(encode_term(tag) for tag in tags),
+        text=" ".join(parts),
+        whole=" ".join(whole),
+        channel=_tag(channel),
+        sender=_tag(sender),
+        session=_tag(session_id),
+        thread=_tag(thread or ""),
+        reply_to=_tag(reply_to or ""),
+        type=_tag(type_ or ""),
+        tags=",".join(_tag(tag) for tag in tags),
         sent_at_ms=sent_at_ms,
     )
 

@@ -74,10 +74,7 @@ def terms(text: str) -> list[str]:
 
     A run of a script without spaces gives its bigrams; a single such character gives itself.
     """
-    result: list[str] = []
-    for run in _RUN.findall(text):
-        result += _analysed(run)[0]
-    return result
+    return terms_and_words(text)[0]
 
 
 def whole_words(text: str) -> list[str]:
@@ -85,10 +82,19 @@ def whole_words(text: str) -> list[str]:
 
     In a script without spaces each character is a word, which is what finds a single one of them.
     """
-    result: list[str] = []
+    return terms_and_words(text)[1]
+
+
+def terms_and_words(text: str) -> tuple[list[str], list[str]]:
+    """`terms` and `whole_words` in one pass, for whoever needs both."""
+    parts: list[str] = []
+    whole: list[str] = []
     for run in _RUN.findall(text):
-        result += _analysed(run)[1]
-    return result
+        analyse = _analysed_short if len(run) <= CACHED_RUN_CHARACTERS else _analyse
+        run_parts, run_whole = analyse(run)
+        parts += run_parts
+        whole += run_whole
+    return parts, whole
 
 
 def encode_term(text: str) -> str:
@@ -111,10 +117,6 @@ def encode_term(text: str) -> str:
 
 _Analysis = tuple[tuple[str, ...], tuple[str, ...]]
 """Encoded parts, encoded whole words."""
-
-
-def _analysed(run: str) -> _Analysis:
-    return _analysed_short(run) if len(run) <= CACHED_RUN_CHARACTERS else _analyse(run)
 
 
 def _analyse(run: str) -> _Analysis:

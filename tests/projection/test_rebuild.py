@@ -9,6 +9,7 @@ import pytest
 from agentbus.ids import BusId, ChannelId, Sequence, SessionId
 from agentbus.limits import MIB
 from agentbus.projection import keys
+from agentbus.projection.connection import execute
 from agentbus.projection.errors import ProjectionError
 from agentbus.projection.rebuild import (
     Rebuild,
@@ -103,6 +104,7 @@ def test_a_rebuild_that_dies_halfway_starts_from_nothing_again(
     clear(redis_server.client)
     assert redis_server.client.dbsize() == 0
     if redis_server.info.search:
+        assert not execute(redis_server.client, "FT._LIST")
         ensure_index(redis_server.client)
     rebuild(
         writer,

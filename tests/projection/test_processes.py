@@ -1,0 +1,36 @@
+"""Telling processes apart, and ending exactly one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+from agentbus.projection.processes import end_group, is_running, start_mark
+
+
+def test_a_running_process_keeps_its_mark_and_another_has_another() -> None:
+    mark = start_mark(os.getpid())
+    assert mark is not None
+    assert mark == start_mark(os.getpid())
+    assert is_running(os.getpid(), mark)
+    assert not is_running(os.getpid(), "another")
+
+
+def test_a_zombie_and_a_pid_of_nobody_have_no_mark() -> None:
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert start_mark(child.pid) is None
+    assert start_mark(child.pid) is None
+
+
+def test_a_group_is_ended_by_force_when_it_does_not_listen() -> None:
+    command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        mark = start_mark(child.pid)
+        assert mark is not None
+        assert end_group(child.pid, mark, grace_s=0.05)
+        assert child.wait() == -signal.SIGKILL
+        assert end_group(child.pid, mark, grace_s=0.05)
