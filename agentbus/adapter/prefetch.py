@@ -27,6 +27,9 @@ from agentbus.limits import GAPS_PER_RESULT
 _MARK_CHARACTERS = len(',"redelivered":true') + len(",")
 """What a record may take in a result beside its own JSON."""
 
+_GAP_CHARACTERS = 150
+"""What a gap may take in a result beside the name of its channel."""
+
 
 @dataclass(slots=True)
 class Expiry:
@@ -228,7 +231,8 @@ class Prefetch:
                     break
                 records += 1
             else:
-                if gaps == GAPS_PER_RESULT:
+                characters += _GAP_CHARACTERS + len(queue.channel)
+                if gaps == GAPS_PER_RESULT or (characters > budget.characters and entries):
                     break
                 gaps += 1
             entries.append((queue.subscription, queue.take()))

@@ -1,0 +1,214 @@
+"""What a tool call answers: structured content, the same JSON as text, within the ceilings.
+
+Owns the shape of results and the cutting of what is too large. Never drops a record silently: what
+does not fit stays for the next call, or is cut and says so. Pure, any thread.
+
+Ceilings count the characters of the text copy; the hard limit of 4 MiB counts the JSON once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentbus.adapter.prefetch import Batch, Budget
+from agentbus.config import Config
+from agentbus.encoding import decode_trusted, encode
+from agentbus.errors import BusError
+from agentbus.limits import KIB, RESULT_BYTES
+
+_MARGIN_CHARACTERS = 100
+"""For numbers of a result that are known only after its messages were chosen."""
+
+_WHOLE_ESCAPES = re.compile(r'(?:[^\\"]|\\u[0-9a-f]{4}|\\[^u])*')
+
+_BULKY = ("metadata", "references")
+"""Left out of a message that is still too large without any content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One tool result. `text` is the JSON of `structured`."""
+
+    structured: dict[str, Any]
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every result begins with."""
+
+    you: str
+    pending: int
+    notices: Sequence[Mapping[str, Any]] = ()
+
+    def data(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"you": self.you, "pending": self.pending}
+        if self.notices:
+            data["notices"] = list(self.notices)
+        return data
+
+
+def answer(structured: dict[str, Any]) -> Answer:
+    return Answer(structured, encode(structured).decode())
+
+
+def error_answer(error: BusError) -> Answer:
+    structured = {"error": error.as_data()}
+    return Answer(structured, encode(structured).decode(errors="replace"), is_error=True)
+
+
+def ceiling_characters(max_kib: int | None, config: Config, client_characters: int) -> int:
+    """Characters that this result may have: as asked, else the least of setting and client."""
+    if max_kib is not None:
+        return min(max_kib * KIB, RESULT_BYTES)
+    return min(config.result_default_kib * KIB, client_characters)
+
+
+# --- receive --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveFacts:
+    """What a receive result says beside its batch."""
+
+    header: Header
+    expired: Sequence[Mapping[str, Any]]
+    waited_seconds: float
+    hint: str | None = None
+
+    def data(self) -> dict[str, Any]:
+        data = self.header.data() | {
+            "messages": [],
+            "notices": list(self.header.notices),
+            "gaps": [],
+            "expired": list(self.expired),
+            "more": False,
+            "waited_seconds": round(self.waited_seconds, 3),
+        }
+        if self.hint is not None:
+            data["hint"] = self.hint
+        return data
+
+
+def receive_budget(facts: ReceiveFacts, count: int, ceiling: int) -> Budget:
+    """What is left for messages and gaps."""
+    header = len(encode(facts.data())) + _MARGIN_CHARACTERS
+    return Budget(count, max(ceiling - header, 1), RESULT_BYTES - header)
+
+
+def receive_answer(
+    facts: ReceiveFacts, batch: Batch, channel_of: Callable[[int], str], budget: Budget
+) -> Answer:
+    """The result that carries this batch."""
+    data = facts.data()
+    if batch.oversize:
+        record = batch.records[0]
+        marks = {"redelivered": True} if record.redelivered or batch.is_replay else {}
+        data["messages"] = [fit_message(record.message, budget.characters, marks)]
+    else:
+        data["messages"] = [
+            {**record.message, "redelivered": True}
+            if record.redelivered or batch.is_replay
+            else record.message
+            for record in batch.records
+        ]
+    data["gaps"] = [
+        {
+            "channel": channel_of(subscription),
+            "from_sequence": gap.first,
+            "to_sequence": gap.last,
+            "cause": gap.cause,
+            "oldest_retained": gap.oldest_retained,
+        }
+        for subscription, gap in batch.gaps
+    ]
+    data["more"] = batch.more
+    return answer(data)
+
+
+# --- cutting --------------------------------------------------------------------------------------
+
+
+def fit_message(
+    message: Mapping[str, Any], characters: int, marks: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The message with its content cut to fit, and `truncated` saying how many bytes are missing.
+
+    `next_offset` is where `history(message_id, offset)` goes on. A message that is too large even
+    without content also loses its bulky fields, which `omitted` names; max_kib brings them back.
+    """
+    cut: dict[str, Any] = {**message, **(marks or {})}
+    content: str = message["content"]
+    content_bytes = len(content.encode())
+    cut["content"] = ""
+    cut["truncated"] = {"bytes": content_bytes, "next_offset": len(content)}
+    omitted = []
+    for key in _BULKY:
+        if key in cut and _characters(cut) > characters:
+            del cut[key]
+            omitted.append(key)
+    if omitted:
+        cut["truncated"]["omitted"] = omitted
+    kept = _escaped_prefix(content, characters - _characters(cut))
+    cut["content"] = kept
+    cut["truncated"]["bytes"] = content_bytes - len(kept.encode())
+    cut["truncated"]["next_offset"] = len(kept)
+    return cut
+
+
+def fit_history_message(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
+    """The answer of `history(message_id)` with as much content as fits."""
+    if _characters(body) <= characters:
+        return dict(body)
+    rest = {**body, "message": {}}
+    message = fit_message(body["message"], characters - _characters(rest))
+    missing = message.pop("truncated")
+    if "omitted" in missing:
+        message["truncated"] = {"bytes": missing["bytes"], "omitted": missing["omitted"]}
+    end = body["offset"] + len(message["content"])
+    next_offset = end if end < body["content_characters"] else None
+    return {**body, "message": message, "next_offset": next_offset}
+
+
+def fit_list(
+    body: Mapping[str, Any], key: str, characters: int, *, from_end: bool = False
+) -> dict[str, Any]:
+    """The body with as many items of the list `key`, whole, as fit; `more` when some do not.
+
+    `from_end`: the last ones are the ones to keep. One item is always kept.
+    """
+    items = body[key]
+    left = min(characters, RESULT_BYTES) - _characters({**body, key: [], "more": False})
+    kept = 0
+    for item in reversed(items) if from_end else items:
+        left -= _characters(item) + 1
+        if left < 0:
+            break
+        kept += 1
+    if kept == len(items):
+        return dict(body)
+    if kept == 0:
+        items, kept = items[-1:] if from_end else items[:1], 1
+        if "content" in items[0]:
+            items = [fit_message(items[0], characters - _characters({**body, key: []}))]
+    chosen = items[len(items) - kept :] if from_end else items[:kept]
+    return {**body, key: chosen, "more": True}
+
+
+def _characters(value: Any) -> int:
+    encoded = encode(value)
+    return len(encoded) if encoded.isascii() else len(encoded.decode())
+
+
+def _escaped_prefix(content: str, characters: int) -> str:
+    """The longest beginning whose JSON, without the quotes, has at most so many characters."""
+    escaped = encode(content).decode()[1:-1]
+    if len(escaped) <= characters:
+        return content
+    whole = _WHOLE_ESCAPES.match(escaped[: max(characters, 0)])
+    assert whole is not None  # it matches the empty string
+    return str(decode_trusted(f'"{whole.group()}"'))
