@@ -157,7 +157,11 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
 
     def _actor_crashed(self, actor: str, error: BaseException) -> None:
         self._note(f"{actor} failed: {type(error).__name__}")
-        if actor.startswith(("AttachmentActor", "ChannelActor")):
+        if actor.startswith("AttachmentActor"):
+            return
+        if actor.startswith("ChannelActor"):
+            if self._health.state == "ready":
+                self._enter("ready")  # attachments watch their channels anew
             return
         assert self._wiring.outlets is not None
         self._wiring.outlets.give_up(f"{actor} failed: {type(error).__name__}")
