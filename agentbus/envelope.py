@@ -47,11 +47,14 @@ class Body:
     depth: int = 0
 
 
-@lru_cache(maxsize=64)  # the messages of one batch share their time
 def rfc3339(time_us: int) -> str:
     """Microseconds since the epoch as RFC 3339 UTC with milliseconds."""
-    moment = datetime.fromtimestamp(time_us // 1_000_000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_us // 1000 % 1000:03d}Z"
+    return f"{_whole_second(time_us // 1_000_000)}.{time_us // 1000 % 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)  # the messages of one second share most of the work
+def _whole_second(time_s: int) -> str:
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def encode_envelope(

@@ -228,7 +228,11 @@ class LedgerStore:
         return work, outcomes
 
     def _unavailable(self, batch: Batch[Change], error: Exception) -> list[Outcome]:
-        self._rollback()
+        try:
+            self._rollback()
+        except sqlite3.Error as rollback_error:
+            self._uncertain = True
+            raise CommitUncertain(f"{error}, then ROLLBACK failed: {rollback_error}") from error
         self._failed_batches += 1
         self._refused += len(batch)
         _log.error("batch of %d not committed: %s", len(batch), error)
