@@ -7,7 +7,6 @@ never waits for another actor. Success is answered after COMMIT and only then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import assert_never
 
 from actors.base import Address, BusActor
@@ -29,25 +28,15 @@ from agentbus.store.changes import (
     Done,
     Fact,
     Outcome,
-    PruneResult,
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
 )
 from agentbus.store.connection import CommitUncertain
-from agentbus.store.ledger import LedgerStore
+from agentbus.store.ledger import LedgerStatistics, LedgerStore
 from agentbus.transport.connection import corked
 
 _SUBSCRIPTION_FACTS = (SubscriptionOpened, SubscriptionClosed, SubscriptionExpired)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerStatistics:
-    """Counters since start."""
-
-    commits: int
-    changes: int
-    largest_batch: int
 
 
 class ReceiptLedgerActor(BusActor[LedgerMessage]):
@@ -74,9 +63,6 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._batch: list[Submit] = []
         self._batch_bytes = 0
         self._fence: Fence | None = Fence(RecoveryEpoch(0), retry_after_ms=200)
-        self._commits = 0
-        self._changes = 0
-        self._largest_batch = 0
 
     def on_start(self) -> None:
         self._store = self._open_store()  # on this thread, which alone uses it
@@ -87,8 +73,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             self._store.close()
 
     def ledger_statistics(self) -> LedgerStatistics:
-        """Whole numbers; any thread may ask."""
-        return LedgerStatistics(self._commits, self._changes, self._largest_batch)
+        """Whole numbers; any thread may ask, once the actor has started."""
+        assert self._store is not None
+        return self._store.statistics()
 
     def receive(self, message: LedgerMessage) -> None:
         match message:
@@ -146,9 +133,6 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                     )
                 )
             raise
-        self._commits += 1
-        self._changes += len(batch)
-        self._largest_batch = max(self._largest_batch, len(batch))
         facts: list[Fact] = []
         with corked():
             for submit, outcome in zip(batch, outcomes, strict=True):
@@ -163,16 +147,13 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             submit.reply_to.set_exception(outcome.error)
             self._refund(submit)
             return
-        result = outcome.result
-        changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
-        if changed and isinstance(result, PruneResult):
-            expired = tuple(fact for fact in changed if isinstance(fact, SubscriptionExpired))
-            result = replace(result, expired=expired)
-        submit.reply_to.set(result)
+        submit.reply_to.set(outcome.result)
         if not outcome.charged:
             self._refund(submit)
-        if changed and submit.origin is not None:
-            submit.origin.tell(SubscriptionsChanged(changed))
+        if submit.origin is not None:
+            changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
+            if changed:
+                submit.origin.tell(SubscriptionsChanged(changed))
 
     @staticmethod
     def _refund(submit: Submit) -> None:

@@ -130,10 +130,10 @@ class System:
         )
         registrar = registrar_actor.address
         self._begin_pooled(dispatcher, registrar_actor)
-        cleanup = self._begin_pooled(
-            dispatcher,
-            CleanupSchedulerActor(ledger, registrar, timer, config.cleanup_interval_seconds),
+        cleanup_actor = CleanupSchedulerActor(
+            ledger, registrar, timer, config.cleanup_interval_seconds
         )
+        cleanup = self._begin_pooled(dispatcher, cleanup_actor)
         sources = Sources(
             supervisor=self._supervisor,
             registrar=registrar,
@@ -142,6 +142,9 @@ class System:
             actors=self._actor_statistics,
             counters=lambda: {
                 "transport": asdict(listener.statistics()),
+                "ledger": asdict(ledger_actor.ledger_statistics()),
+                "projector": asdict(projector_actor.projector_statistics()),
+                "cleanup": asdict(cleanup_actor.cleanup_statistics()),
                 "channels": {"actors": len(channels.addresses())},
             },
         )
