@@ -216,7 +216,8 @@ class Calls:
                 body.pop("subscription_id"), body["channel"], body["from_sequence"] - 1
             )
         elif call.name == "unsubscribe":
-            conversation.prefetch.unsubscribed(body.pop("subscription_id", 0))
+            body.pop("subscription_id", None)
+            conversation.prefetch.left(body["channel"])
         header = call.header.data()
         left = ceiling - len(encode(header))
         if isinstance(call.operation, History):

@@ -4,7 +4,7 @@ Owns the queues of the attachment's subscriptions (subscription.py), the batches
 the credit to give back, the numbers of the handoff reports and the expiry notices. Never does I/O
 and never waits: link.py moves what this module decides. Used in the thread of the event loop only.
 
-    attached / new_epoch / subscribed / unsubscribed / expire / accept    what the daemon says
+    attached / new_epoch / subscribed / left / expire / accept    what the daemon says
     take -> Batch, settle(batch, ...), replay() -> Batch                  what results do
     credit_due(), report_due(), committed(report), failed(report)         what the daemon is told
     arrival(), confirms(arrival)                                          what a later call proves
@@ -138,14 +138,14 @@ class Prefetch:
         """`position` is where a new subscription starts; a known one keeps its own."""
         self._queue(subscription, channel, position)
 
-    def unsubscribed(self, subscription: int) -> None:
-        """Forget the subscription; results under way then settle without a report for it."""
-        queue = self._subscriptions.pop(subscription, None)
-        if queue is not None:
-            self._give_back(queue.invalidate(queue.reserved))
+    def left(self, channel: str) -> None:
+        """The session has unsubscribed from the channel."""
+        for queue in tuple(self._subscriptions.values()):
+            if queue.channel == channel:
+                self._drop(queue.subscription)
 
     def expire(self, subscription: int, channel: str, expired_at: str) -> None:
-        self.unsubscribed(subscription)
+        self._drop(subscription)
         self._expired.setdefault(subscription, Expiry(subscription, channel, expired_at))
 
     def accept(self, arrived: Arrived, *, epoch: int, pushed: bool, own: bool = False) -> None:
@@ -341,6 +341,12 @@ class Prefetch:
             queue = SubscriptionQueue(subscription, channel, position)
             self._subscriptions[subscription] = queue
         return queue
+
+    def _drop(self, subscription: int) -> None:
+        """Forget the subscription; results under way then settle without a report for it."""
+        queue = self._subscriptions.pop(subscription, None)
+        if queue is not None:
+            self._give_back(queue.invalidate(queue.reserved))
 
     def _start_window(self, epoch: int) -> None:
         self.epoch = epoch

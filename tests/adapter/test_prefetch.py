@@ -408,7 +408,7 @@ def test_unsubscribing_forgets_what_waits_and_what_is_under_way() -> None:
     prefetch = attached(1)
     arrive(prefetch, message(1), message(2))
     batch = take(prefetch, count=1)
-    prefetch.unsubscribed(1)
+    prefetch.left("channel-1")
     assert prefetch.credit_due()[0] == 1
     prefetch.settle(batch, handed_off=True)
     assert prefetch.credit_due()[0] == 1
