@@ -176,6 +176,13 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._store.close()
 
     def receive(self, message: AttachmentMessage) -> None:
+        try:
+            self._take(message)
+        finally:  # also after a refused request: what woke us before it is still to be sent
+            if self.mailbox_is_empty():
+                self._push()
+
+    def _take(self, message: AttachmentMessage) -> None:
         match message:
             case Request():
                 self._operate(message)
@@ -210,8 +217,6 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self.stop()
             case _:
                 assert_never(message)
-        if self.mailbox_is_empty():
-            self._push()
 
     # --- operations ---
 

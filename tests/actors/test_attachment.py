@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -31,9 +32,11 @@ from agentbus.errors import (
 )
 from agentbus.ids import RecoveryEpoch, Sequence
 from agentbus.limits import HANDOFF_FLUSH_REPORTS, MIB
-from agentbus.protocol.operations import Send
+from agentbus.protocol.operations import Send, parse_operation
 from agentbus.store.changes import MoveCursors, PruneSlice, SendMessage
 from tests.actors.stage import Stage, stage_on
+from tests.eventually import eventually
+from tests.probe import settle
 from tests.redis_fixture import PrivateRedis, private_redis
 
 
@@ -139,6 +142,36 @@ def test_channels_take_turns(stage: Stage) -> None:
     pushed = stage.pushed()
     assert len(pushed) == 4
     assert pushed == sorted(pushed)
+
+
+def test_a_refused_request_does_not_hold_up_what_was_to_be_pushed(stage: Stage) -> None:
+    stage.attach()
+    stage.say("a")
+    assert stage.pushed() == [1]
+    entered, leave = threading.Event(), threading.Event()
+    stage.tell(Request(parse_operation("whoami", {}), stage.attachment, Held(entered, leave)))
+    assert entered.wait(2.0)
+    stage.say("b")  # the wake-up and the refused request wait together
+    settle(*stage.channels.addresses())
+    refused = stage.ask("history", channel="nowhere")
+    leave.set()
+    with pytest.raises(NotFoundError):
+        refused.get(2.0)
+    eventually(lambda: stage.link.frames, 2.0, what="a delivery without any further message")
+
+
+class Held:
+    """A reply that keeps the answering actor busy until the test lets it go."""
+
+    def __init__(self, entered: threading.Event, leave: threading.Event) -> None:
+        self._entered, self._leave = entered, leave
+
+    def set(self, value: Any) -> None:
+        self._entered.set()
+        assert self._leave.wait(5.0)
+
+    def set_exception(self, error: BaseException) -> None:
+        raise AssertionError(error)
 
 
 # --- pulling ---
