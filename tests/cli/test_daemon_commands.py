@@ -12,7 +12,7 @@ from agentbus.encoding import decode_strict
 from agentbus.transport.singleton import EXIT_ALREADY_RUNNING, DaemonLock, holder_pid
 from tests.bus_fixture import ROOT, ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin
-from tests.transport.server import eventually
+from tests.eventually import eventually
 
 
 def test_status_without_a_daemon_says_so_and_exits_3(stopped_bus: ThrowAwayBus) -> None:
