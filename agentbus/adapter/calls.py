@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentbus.adapter.binding import Binder, Binding, Caller
-from agentbus.adapter.conversation import Conversation, Profile, Retry
+from agentbus.adapter.conversation import Conversation, Profile
 from agentbus.adapter.handoff import Delivery, Outcome, current_delivery
 from agentbus.adapter.link import Link
 from agentbus.adapter.prefetch import Batch, Budget, Prefetch
@@ -29,6 +29,7 @@ from agentbus.adapter.results import (
     receive_answer,
     receive_budget,
 )
+from agentbus.adapter.retry import Retry
 from agentbus.adapter.tools import parse_call
 from agentbus.config import Config
 from agentbus.encoding import encode
