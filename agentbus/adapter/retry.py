@@ -1,8 +1,8 @@
 """How long and how often the adapter repeats what failed, before it tells the agent.
 
 Repeated is what can succeed later by itself: the daemon is away or recovering, the attachment is
-stale, another one still holds the session, an outcome is unknown. Never what was denied. Used in the
-thread of the event loop.
+stale, another one still holds the session, an outcome is unknown. Never what was denied.
+Used in the thread of the event loop.
 """
 
 from __future__ import annotations
@@ -46,15 +46,19 @@ class Retry:
             self.uncertain = True
         if error.code not in _RETRIED:
             raise error
-        if self._link.stops != self._stops:
-            raise UnavailableError(
-                "the bus was stopped while this call was under way; the next call starts it again"
-            )
+        self._check_not_stopped()
         pause_s = max(self._pause_s, (error.retry_after_ms or 0) / 1000) * random.uniform(1, 1.5)
         self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
         if self._loop.time() + pause_s > self._deadline_s:
             raise error
         await asyncio.sleep(pause_s)
+        self._check_not_stopped()  # the next attempt would start the bus again
+
+    def _check_not_stopped(self) -> None:
+        if self._link.stops != self._stops:
+            raise UnavailableError(
+                "the bus was stopped while this call was under way; the next call starts it again"
+            )
 
     def outcome(self, error: BusError, method: str, args: dict[str, Any]) -> BusError:
         """What to tell at last: of a send that may have been carried out, that this is unknown."""

@@ -266,6 +266,19 @@ async def test_a_waiting_call_does_not_outlive_an_intentional_stop(
 
 
 @scenario
+async def test_a_stop_that_comes_during_a_retry_ends_the_call_too(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    await adapter.use("whoami")
+    daemon.answers["pull"] = [UnavailableError("stopping", retry_after_ms=100)]
+    waiting = asyncio.create_task(adapter.use("receive", wait_seconds=5))
+    await daemon.until("pull")
+    daemon.tell("stopping", intentional=True)
+    assert "was stopped" in (await waiting)["error"]["message"]
+    assert len(daemon.requests("pull")) == 1
+
+
+@scenario
 async def test_an_expiry_is_told_until_it_is_confirmed_and_delivery_goes_on(
     daemon: ScriptedDaemon, adapter: Adapter
 ) -> None:
