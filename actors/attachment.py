@@ -186,8 +186,8 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         match message:
             case Request():
                 self._operate(message)
-            case Wake(channel_id):
-                self._wake(channel_id)
+            case Wake():
+                self._wake(message)
             case CreditGranted(credit):
                 self._credit.grant(credit.messages, credit.size_bytes)
             case CallSeen(used):
@@ -282,10 +282,14 @@ class AttachmentActor(BusActor[AttachmentMessage]):
 
     # --- delivery ---
 
-    def _wake(self, channel_id: ChannelId) -> None:
+    def _wake(self, wake: Wake) -> None:
         self._trouble = False
-        feed = self._feeds.of_channel(channel_id)
+        feed = self._feeds.of_channel(wake.channel_id)
         if feed is None:
+            return
+        own = wake.only_session == self._bound.session_id
+        if own and not feed.behind and not self._pulls:
+            feed.sent = max(feed.sent, wake.head)  # only own messages since the last read
             return
         feed.behind = True
         for number, waiting in list(self._pulls.items()):

@@ -159,9 +159,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._writer.project(entries, appended[-1].sequence)
         self._projected += len(appended)
         self._pipelines += 1
-        heads = {fact.channel_id: fact.sequence for fact in appended}
-        for channel_id, head in heads.items():
-            self._channels.address(channel_id).tell(Projected(head))
+        for channel_id, projected in _heads(appended).items():
+            self._channels.address(channel_id).tell(projected)
 
     def _new_entry(self, fact: MessageAppended) -> StreamEntry:
         sender = fact.sender
@@ -289,3 +288,15 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 self._supervisor.tell(CatchUpProgressed(order.epoch, done, total))
 
         return progress
+
+
+def _heads(appended: list[MessageAppended]) -> dict[ChannelId, Projected]:
+    """The new head of each channel, and whether one session alone moved it there."""
+    heads: dict[ChannelId, Projected] = {}
+    for fact in appended:
+        session: SessionId | None = fact.sender.session_id
+        earlier = heads.get(fact.channel_id)
+        if earlier is not None and earlier.only_session != session:
+            session = None
+        heads[fact.channel_id] = Projected(fact.sequence, session)
+    return heads

@@ -56,6 +56,7 @@ from agentbus.store.changes import (
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
+    SubscriptionRow,
 )
 from tests.probe import Probe, settle
 from tests.redis_fixture import PrivateRedis
@@ -297,7 +298,9 @@ class Stage:
                     fact.channel_id, fact.sequence, fact.sender.session_id, fact.envelope, document
                 )
                 self.writer.project([entry], fact.sequence)
-                self.channels.address(fact.channel_id).tell(Projected(fact.sequence))
+                self.channels.address(fact.channel_id).tell(
+                    Projected(fact.sequence, fact.sender.session_id)
+                )
             elif isinstance(fact, MessagesRemoved):
                 self.writer.remove(fact.channel_id, fact.through, fact.sequences)
 
@@ -309,6 +312,10 @@ class Stage:
             sequence = done.result["sequence"]
             self.project(done)
         return sequence
+
+    def rows(self) -> tuple[SubscriptionRow, ...]:
+        """The session's subscriptions as they are committed."""
+        return self.bus.reader().subscriptions(self.attachment.session_id)
 
     def wake(self, channel_id: int, head: int) -> None:
         self.tell(Wake(cast(Any, channel_id), Sequence(head)))

@@ -136,7 +136,8 @@ def test_nothing_is_projected_before_the_first_catch_up_which_fills_it(
 def test_a_channel_hears_of_a_head_that_redis_holds(projection: Projection) -> None:
     projection.catch_up()
     projection.send("a", "b", "c")
-    assert projection.watcher.expect(Wake) == Wake(GENERAL, Sequence(3))
+    wake = projection.watcher.expect(Wake)
+    assert (wake.channel_id, wake.head) == (GENERAL, Sequence(3))
     assert projection.stream() == [1, 2, 3]
     assert projection.actor.projector_statistics().projected == 3
 
