@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from docopt import docopt
@@ -84,9 +85,9 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_descriptor_limit()
     system = System(config, paths, lock)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: system.ask_to_end())
+    signals = _catch_signals()
     system.start()
+    _end_at_signal(signals, system)
     if not foreground:
         _let_go_of_stderr()
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
@@ -102,6 +103,30 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
         return EXIT_FAILURE
     _log.info("daemon ended in order")
     return 0
+
+
+def _catch_signals() -> int:
+    """From here on a signal to end is a byte to read from the descriptor that is returned.
+
+    Python runs a handler on the main thread, at its next step. A signal that comes just before
+    that thread falls asleep would wait with it, so what C writes at once is read instead.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return reading
+
+
+def _end_at_signal(signals: int, system: System) -> None:
+    """A signal that came during the start counts too: its byte waits."""
+
+    def watch() -> None:
+        while os.read(signals, 1):
+            system.ask_to_end()
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
 def _let_go_of_stderr() -> None:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.bus_fixture import ThrowAwayBus
+from tests.bus_fixture import ThrowAwayBus, throw_away_bus
+
+__all__ = ["bus", "throw_away_bus"]
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,8 @@ def test_a_bad_channel_name_is_refused(sam: BusSession, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["x", "x" * NAME_BYTES, "é" * (NAME_BYTES // 2), NFC, "../../etc/passwd", "a b", "日本語"]
+    "name",
+    ["x", "x" * NAME_BYTES, "é" * (NAME_BYTES // 2), NFC, "../../etc/passwd", "a b", "日本語"],
 )
 def test_an_odd_but_valid_channel_name_works_everywhere(sam: BusSession, name: str) -> None:
     sam.call("create_channel", name=name)

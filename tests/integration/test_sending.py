@@ -122,9 +122,7 @@ def pipelined(session: BusSession, sends: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[ThrowAwayBus]:
-    with ThrowAwayBus(
-        send_messages_per_second=2, max_message_kib=1, send_kib_per_second=64
-    ) as bus:
+    with ThrowAwayBus(send_messages_per_second=2, max_message_kib=1, send_kib_per_second=64) as bus:
         yield bus
 
 

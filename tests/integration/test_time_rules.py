@@ -225,9 +225,7 @@ def test_gap_and_survivors_come_in_one_delivery() -> None:
         end(ada)
         bus.clock.advance(3600 + 60)
         reader = bus.attach("Ada", conversation="a")
-        eventually(
-            lambda: len(reader.call("history", channel="general", after=0)["messages"]) == 1
-        )
+        eventually(lambda: len(reader.call("history", channel="general", after=0)["messages"]) == 1)
         end(reader)
         slow = bus.attach(conversation="c")
         delivery = slow.wait_for("deliver")["delivery"]
