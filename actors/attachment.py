@@ -56,6 +56,7 @@ from agentbus.errors import (
     UnavailableError,
     ValidationError,
 )
+from agentbus.failpoints import reach
 from agentbus.identity import Attachment
 from agentbus.ids import ChannelId, Sequence
 from agentbus.limits import HANDOFF_FLUSH_MS, HANDOFF_FLUSH_REPORTS, KIB
@@ -425,6 +426,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         )
         self._flushing.append((change, self._unanswered))
         self._unanswered = []
+        reach("before_cursor_commit")
         reply = TellReply(self.address, lambda _: CursorsCommitted(), _cursors_not_committed)
         self._neighbours.ledger.tell(Submit(change, reply, self.address))
 

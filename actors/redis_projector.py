@@ -27,6 +27,7 @@ from actors.messages import (
     ProjectorMessage,
     SupervisorMessage,
 )
+from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, Sequence, SessionId
 from agentbus.projection.connection import Client
 from agentbus.projection.documents import document_of_envelope, document_of_message
@@ -157,6 +158,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             return
         entries = [self._new_entry(fact) for fact in appended]
         self._writer.project(entries, appended[-1].sequence)
+        reach("after_projection")
         self._projected += len(appended)
         self._pipelines += 1
         for channel_id, projected in _heads(appended).items():
