@@ -58,6 +58,10 @@ def test_daemon_runs_in_the_background_until_it_is_stopped(stopped_bus: ThrowAwa
     assert f"process {pid}" in started.stdout
     again = agentbus(stopped_bus, "daemon", "--config", config, "--detach")
     assert f"process {pid}" in again.stdout
+    assert "started with" not in again.stdout
+    other = str(stopped_bus.directory / "other.json")
+    elsewhere = agentbus(stopped_bus, "daemon", "--config", other, "--detach")
+    assert f"It was started with {config}, not with {other}" in elsewhere.stdout
     stopped = agentbus(stopped_bus, "stop", "--json")
     assert decode_strict(stopped.stdout) == {"was_running": True, "pid": pid}
     assert not DaemonLock(stopped_bus.runtime.lock).held_by_another()
@@ -88,6 +92,7 @@ def test_daemon_refuses_a_broken_configuration_with_one_line(stopped_bus: ThrowA
         assert shown.returncode == EXIT_USAGE
         assert "colour" in shown.stderr
         assert shown.stderr.count("\n") == 1
+        assert shown.stderr.count("agentbus: ") == 1
 
 
 def test_second_daemon_in_the_foreground_exits_75(running_bus: ThrowAwayBus) -> None:
