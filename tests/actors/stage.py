@@ -42,7 +42,7 @@ from agentbus.projection.connection import connect
 from agentbus.projection.documents import document_of_envelope
 from agentbus.projection.rebuild import clear
 from agentbus.projection.streams import StreamEntry, StreamReader, StreamWriter
-from agentbus.protocol.operations import parse_operation
+from agentbus.protocol.operations import Receive, parse_operation
 from agentbus.protocol.session import CancelPull, Credit, HandoffReport, Pull, Used
 from agentbus.store.changes import (
     BindSession,
@@ -194,7 +194,9 @@ class Stage:
 
     def ask(self, operation: str, /, **arguments: Any) -> FutureReply:
         reply = FutureReply()
-        self.tell(Request(parse_operation(operation, arguments), self.attachment, reply))
+        parsed = parse_operation(operation, arguments)
+        assert not isinstance(parsed, Receive), "a receive never leaves the adapter"
+        self.tell(Request(parsed, self.attachment, reply))
         return reply
 
     def operate(self, operation: str, /, **arguments: Any) -> Any:

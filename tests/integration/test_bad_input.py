@@ -49,7 +49,7 @@ class Wire:
         return self.answer()
 
     def alive(self) -> bool:
-        return self.ask(encode_request("alive", "heartbeat", {}))["id"] == "alive"
+        return bool(self.ask(encode_request("alive", "heartbeat", {}))["id"] == "alive")
 
     def closed(self) -> bool:
         try:

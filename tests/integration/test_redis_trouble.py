@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,12 @@ def test_a_redis_that_dies_or_hangs_under_load_is_replaced_and_nothing_is_lost(
     assert any("projection lost" in error["what"] for error in status["errors"])
 
 
+def notice(session: BusSession) -> None:
+    """Have something projected, so that the daemon finds out now; it may know already."""
+    with suppress(UnavailableError):
+        session.call("send", channel="general", content="its projection fails")
+
+
 def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people(
     closing_bus: Any, tmp_path: Path
 ) -> None:
@@ -208,7 +214,7 @@ def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people
     pid = bus.redis_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    sam.call("send", channel="general", content="its projection fails at once")
+    notice(sam)
     eventually(lambda: bus.state() == "recovering", 20)
     with pytest.raises(UnavailableError) as refused:
         sam.call("send", channel="general", content="x")
@@ -222,7 +228,7 @@ def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people
         assert status["state"] == "recovering"
         assert status["redis"]["healthy"] is False
         assert [session["conversation"] for session in status["sessions"]] == ["c"]
-        assert status["store"]["messages"] == 2
+        assert status["store"]["messages"] >= 1
         eventually(
             lambda: any(
                 str(script) in error["what"]
@@ -260,6 +266,6 @@ def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
     pid = bus.redis_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    sam.call("send", channel="general", content="its projection fails at once")
+    notice(sam)
     eventually(lambda: bus.state() == "recovering", 20)
     assert bus.stop() == 0
