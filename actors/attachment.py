@@ -363,6 +363,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             return
         found = any(delivery.records or delivery.gaps for delivery in deliveries)
         if found or last_chance:
+            self._feeds.answered(deliveries)
             moved = [d.as_data() for d in deliveries if d.records or d.gaps or d.through > d.after]
             self._settle_pull(number).set({"epoch": self._readiness.epoch, "deliveries": moved})
 
