@@ -23,6 +23,7 @@ from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import parse_arrived
 from agentbus.errors import BusError, UnavailableError
 from agentbus.identity import Attachment
+from agentbus.transport.client import NoAnswerError
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,12 @@ class Conversation:
         if attachment is None:
             raise UnavailableError("the connection to the daemon was lost")
         prefetch, epoch = self.prefetch, self.prefetch.epoch
-        answer = await self._request(attachment, "pull", params, wait_s + _ANSWER_SLACK_S)
+        try:
+            answer = await self._request(attachment, "pull", params, wait_s + _ANSWER_SLACK_S)
+        except NoAnswerError:
+            # The answer may still be given, to nobody, and pushes would then go on behind it.
+            self._give_up(attachment)
+            raise
         if answer["epoch"] != epoch:
             # The daemon read on from positions of before its recovery and would not send again what
             # was thrown away here. Only a new attachment begins at the stored positions.

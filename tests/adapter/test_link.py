@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+import agentbus.adapter.conversation
 from agentbus.adapter.binding import Binder
 from agentbus.adapter.calls import Calls
 from agentbus.adapter.conversation import Profile
@@ -240,6 +242,26 @@ async def test_a_pull_across_a_recovery_attaches_again_instead_of_leaving_a_hole
     past = {"epoch": 2, "deliveries": [daemon.delivery(9, after=8)]}
     daemon.answers["pull"] = [past, {"epoch": 1, "deliveries": [daemon.delivery(1, after=0)]}]
     assert sequences(await adapter.use("receive", wait_seconds=5)) == [1]
+    assert len(daemon.requests("attach")) == 2
+
+
+@scenario
+async def test_a_pull_whose_answer_comes_too_late_attaches_again_instead_of_leaving_a_hole(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    await adapter.use("whoami")
+    (conversation,) = adapter.calls._conversations.values()
+    released = asyncio.Event()
+    answer = {"epoch": 1, "deliveries": [daemon.delivery(1, after=0)]}
+    daemon.answers["pull"] = [After(released, answer), answer]
+    with patch.object(agentbus.adapter.conversation, "_ANSWER_SLACK_S", 0.05):
+        call = asyncio.create_task(adapter.use("receive", wait_seconds=0))
+        async with asyncio.timeout(5):
+            while conversation.attachment is not None:
+                await asyncio.sleep(0.005)
+    daemon.deliver(2, after=1)  # the daemon believes that its answer has arrived
+    released.set()
+    assert sequences(await call) == [1]
     assert len(daemon.requests("attach")) == 2
 
 
