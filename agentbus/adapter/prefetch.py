@@ -93,6 +93,8 @@ class Prefetch:
         self.epoch = 0
         self._subscriptions: dict[int, SubscriptionQueue] = {}
         self._expired: dict[int, Expiry] = {}
+        self._left: set[int] = set()
+        """Unsubscribed from in this attachment; what was on its way then is for nobody."""
         self._window = 0
         self._credit_messages = 0
         self._credit_bytes = 0
@@ -110,6 +112,7 @@ class Prefetch:
         self.session_id = session_id
         self._report_number = 0
         self._unconfirmed.clear()
+        self._left.clear()
         for expiry in self._expired.values():
             expiry.told = expiry.told or expiry.report is not None
             expiry.report = None
@@ -143,6 +146,7 @@ class Prefetch:
         for queue in tuple(self._subscriptions.values()):
             if queue.channel == channel:
                 self._drop(queue.subscription)
+                self._left.add(queue.subscription)
 
     def expire(self, subscription: int, channel: str, expired_at: str) -> None:
         self._drop(subscription)
@@ -152,7 +156,10 @@ class Prefetch:
         """Queue a delivery. `own`: a pull that asked for own messages too."""
         if epoch != self.epoch:
             return
-        queue = self._queue(arrived.subscription, arrived.channel, arrived.after)
+        if arrived.subscription in self._left:
+            queue = SubscriptionQueue(arrived.subscription, arrived.channel, arrived.through)
+        else:
+            queue = self._queue(arrived.subscription, arrived.channel, arrived.after)
         window = self._window if pushed else 0
         self._give_back(
             queue.accept(arrived, window=window, own_session=self.session_id if own else None)

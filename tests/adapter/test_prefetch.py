@@ -52,6 +52,17 @@ def test_an_unknown_channel_is_named_together_with_the_known_ones() -> None:
         take(prefetch, "nowhere")
 
 
+def test_what_was_on_its_way_when_the_session_unsubscribed_gives_its_credit_back() -> None:
+    prefetch = attached(1, 2)
+    prefetch.left("channel-1")
+    arrive(prefetch, message(1), subscription=1)
+    arrive(prefetch, message(2), subscription=2)
+    assert prefetch.pending == 1
+    assert prefetch.credit_due() == (1, len(encode(message(1))))
+    assert sequences(take(prefetch)) == [2]
+    assert [queue.channel for queue in prefetch.select(())] == ["channel-2"]
+
+
 def test_the_count_bounds_a_batch_and_the_rest_is_announced() -> None:
     prefetch = attached(1)
     arrive(prefetch, message(1), message(2), message(3))
