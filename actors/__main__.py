@@ -19,7 +19,7 @@ from docopt import docopt
 
 from actors.system import System
 from agentbus.config import Config, check_supported, load_config
-from agentbus.errors import BusError
+from agentbus.errors import BusError, ForbiddenError
 from agentbus.logs import setup_logging
 from agentbus.store.connection import DatabaseUnusable
 from agentbus.transport.singleton import (
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(config: Config, *, foreground: bool) -> int:
     paths = runtime_directory(os.environ, os.getuid())
     prepare_directory(paths, os.getuid())
-    config.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(config.data_directory)
     lock, data_lock = DaemonLock(paths.lock), DaemonLock(config.data_directory / "lock")
     if not lock.acquire():
         return _refuse("another daemon already runs for this user", EXIT_ALREADY_RUNNING)
@@ -71,6 +71,7 @@ def _run(config: Config, *, foreground: bool) -> int:
             return _refuse(
                 f"{problem}; stop it, or choose another data_directory", EXIT_CONFIGURATION
             )
+        _make_folder(config.data_directory / "logs")
         setup_logging(
             None if foreground else config.data_directory / "logs" / "daemon.log",
             config.log_level,
@@ -79,6 +80,16 @@ def _run(config: Config, *, foreground: bool) -> int:
     finally:
         data_lock.release()
         lock.release()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForbiddenError(
+            f"cannot make the folder {path}: {error.strerror}; repair it, or choose another "
+            "data_directory"
+        ) from None
 
 
 def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground: bool) -> int:

@@ -48,6 +48,21 @@ def test_a_second_daemon_on_the_same_data_directory_is_refused(bus: ThrowAwayBus
     assert bus.state() == "ready"
 
 
+def test_a_data_directory_that_cannot_be_made_is_refused_in_one_line() -> None:
+    bus = ThrowAwayBus()
+    try:
+        in_the_way = bus.directory / "a-file"
+        in_the_way.touch()
+        bus.configure(data_directory=str(in_the_way / "data"))
+        ended = run_daemon(bus)
+    finally:
+        bus.close()
+    assert ended.returncode == EXIT_CONFIGURATION
+    (line,) = ended.stderr.strip().splitlines()
+    assert str(in_the_way) in line
+    assert "data_directory" in line
+
+
 def test_a_config_mismatch_is_told_at_attach_with_what_to_do(bus: ThrowAwayBus) -> None:
     client = bus.client()
     hello = {
