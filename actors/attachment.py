@@ -476,7 +476,10 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         if self._feeds.close(subscription) is None:
             return False
         self._reports.forget(subscription)
-        if self._feeds.of_channel(channel_id) is None:
+        anew = self._feeds.of_channel(channel_id)
+        if anew is not None:
+            anew.behind = True  # subscribed again before the end was known; wake-ups found the old
+        else:
             self._neighbours.channels.address(channel_id).tell(Unwatch(self.address))
         return True
 

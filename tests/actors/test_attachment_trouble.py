@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from actors import feeds
 from actors.attachment import READ_RETRY_S
 from actors.base import FutureReply
-from actors.messages import CheckRedis, Detached, PullAsked
+from actors.messages import CheckRedis, Detached, PullAsked, SubscriptionsChanged
 from agentbus.encoding import encode
 from agentbus.errors import UnavailableError
 from agentbus.ids import ChannelId, Sequence
@@ -18,6 +19,7 @@ from agentbus.projection import keys
 from agentbus.projection.errors import ProjectionError
 from agentbus.projection.streams import StreamReader, StreamSlice
 from agentbus.protocol.session import Pull
+from agentbus.store.changes import SubscriptionExpired, SubscriptionOpened
 from tests.actors.stage import Stage
 from tests.eventually import eventually
 
@@ -82,3 +84,26 @@ def test_a_push_stays_below_the_frame_limit_in_a_window_larger_than_a_frame(
     sizes = [len(encode(params)) for params in stage.deliveries()]
     assert sum(sizes) > FRAME_BYTES
     assert max(sizes) < FRAME_BYTES
+
+
+def test_a_subscription_made_before_the_end_of_the_old_one_was_told_misses_no_wake_up(
+    stage: Stage,
+) -> None:
+    bound = stage.attach()
+    old = bound.subscriptions[0]
+    stage.say("a")
+    assert stage.pushed() == [1]
+    one = Sequence(1)
+    new = replace(old, subscription_id=old.subscription_id + 1, handed_off=one, confirmed=one)
+    session_id = bound.session_id
+    stage.tell(SubscriptionsChanged((SubscriptionOpened(session_id, new),)))
+    stage.settle()
+    stage.say("b")
+    stage.deliveries()  # for the old one
+    expired = SubscriptionExpired(
+        session_id, old.subscription_id, old.channel_id, old.channel, expired_at_us=1
+    )
+    stage.tell(SubscriptionsChanged((expired,)))
+    (params,) = stage.deliveries()
+    assert params["delivery"]["subscription"] == new.subscription_id
+    assert [record["sequence"] for record in params["delivery"]["records"]] == [2]
