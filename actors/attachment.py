@@ -329,6 +329,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def _pull_asked(self, pull: Pull, reply_to: Reply) -> None:
         if self._readiness.state != "ready":
             raise self._unavailable()
+        self._pull_ended(pull.number)  # of a client that uses a number again, as if cancelled
         due = None
         if pull.wait_ms:
             due = self._neighbours.timer.deliver_after(
