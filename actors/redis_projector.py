@@ -33,7 +33,16 @@ from agentbus.projection.connection import Client
 from agentbus.projection.documents import document_of_envelope, document_of_message
 from agentbus.projection.errors import ProjectionError
 from agentbus.projection.launching import RedisInfo
-from agentbus.projection.rebuild import Rebuild, Replay, UpToDate, clear, needs, rebuild, replay
+from agentbus.projection.rebuild import (
+    Rebuild,
+    Replay,
+    UpToDate,
+    check_filled,
+    clear,
+    needs,
+    rebuild,
+    replay,
+)
 from agentbus.projection.search import ensure_index
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamEntry, StreamWriter
@@ -190,6 +199,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             return
         try:
             self._server.ping()
+            check_filled(self._client, self._bus_id)
         except ProjectionError as error:
             self._lose(error.message)
 

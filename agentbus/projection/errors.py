@@ -12,6 +12,8 @@ import redis
 
 from agentbus.errors import UnavailableError
 
+EMPTIED = "Redis was emptied by somebody else; the bus fills it again"
+
 
 class ProjectionError(UnavailableError):
     """Redis failed, hung or answered nonsense; the projection has to be recovered."""

@@ -19,7 +19,7 @@ import redis
 from agentbus.ids import BusId, ChannelId, Sequence, SessionId
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, Command, execute, execute_many
-from agentbus.projection.errors import redis_errors
+from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
 from agentbus.projection.search import SearchDocument, hash_fields
 
 READ_ENTRIES = 64
@@ -187,7 +187,11 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Reads from a cursor on. Never changes anything."""
+    """Reads from a cursor on. Never changes anything.
+
+    Only from a Redis that is marked as filled: of one that somebody emptied, every cursor would see
+    a stream that simply has no more, and pass over what is missing.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -236,12 +240,15 @@ class StreamReader:
         ]
         # After the ranges, so that no removal between the two goes unnoticed.
         commands.append(("HMGET", keys.REMOVED, *channel_ids))
+        commands.append(("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID))
         with redis_errors("read streams"):
             replies = execute_many(self._client, commands, atomic=False)
             for reply in replies:
                 if isinstance(reply, redis.RedisError):
                     raise reply
-        *ranges, marks = replies
+        *ranges, marks, is_marked = replies
+        if not is_marked:
+            raise ProjectionError(EMPTIED)
         return [
             (
                 [_entry(channel_id, entry, fields) for entry, fields in found],

@@ -115,6 +115,7 @@ class Stage:
         self.redis = redis
         self.clock = bus.clock
         self.writer = StreamWriter(redis.client, search=redis.info.search)
+        self.writer.mark(bus.store.bus_id, Sequence(0))
         self.ada = bus.attach("Ada", "other")
         self.ledger, self.projector, self.registrar = Probe(), Probe(), Probe()
         self.timer = Timer(self.clock)

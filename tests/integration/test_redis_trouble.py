@@ -201,6 +201,28 @@ def notice(session: BusSession) -> None:
         session.call("send", channel="general", content="its projection fails")
 
 
+def test_a_redis_that_somebody_empties_is_filled_again_and_nothing_is_passed_over(
+    throw_away_bus: ThrowAwayBus,
+) -> None:
+    bus = throw_away_bus
+    sender, reader = bus.attach("Sender"), bus.attach("Reader", window_messages=1)
+    subscription = reader.facts["subscriptions"][0]["subscription"]
+    sent = [sender.call("send", channel="general", content="before")["sequence"] for _ in range(5)]
+    reader.wait_for("deliver")  # the others wait for room in the window
+    with closing(connect(bus.runtime.redis_socket)) as client:
+        client.flushall()
+    sent.append(sender.call("send", channel="general", content="after")["sequence"])
+
+    def pulled() -> list[int]:
+        try:
+            deliveries = reader.pull({subscription: 0})
+        except UnavailableError:
+            return []
+        return [record["sequence"] for delivery in deliveries for record in delivery["records"]]
+
+    assert eventually(pulled) == sent
+
+
 def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people(
     closing_bus: Any, tmp_path: Path
 ) -> None:
