@@ -71,11 +71,10 @@ def _run(config: Config, *, foreground: bool) -> int:
             return _refuse(
                 f"{problem}; stop it, or choose another data_directory", EXIT_CONFIGURATION
             )
-        _make_folder(config.data_directory / "logs")
-        setup_logging(
-            None if foreground else config.data_directory / "logs" / "daemon.log",
-            config.log_level,
-        )
+        log_path = None if foreground else config.data_directory / "logs" / "daemon.log"
+        if log_path is not None:
+            _make_folder(log_path.parent)
+        setup_logging(log_path, config.log_level)
         return _serve(config, paths, lock, foreground=foreground)
     finally:
         data_lock.release()
