@@ -31,7 +31,7 @@ from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, Sequence, SessionId
 from agentbus.projection.connection import Client
 from agentbus.projection.documents import document_of_envelope, document_of_message
-from agentbus.projection.errors import ProjectionError
+from agentbus.projection.errors import ProjectionError, ProjectionFullError
 from agentbus.projection.launching import RedisInfo
 from agentbus.projection.rebuild import (
     Rebuild,
@@ -216,7 +216,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._pending = []
         try:
             self._make_usable()
-            self._fill(order)
+            self._fill_whatever_it_takes(order)
         except ProjectionError as error:
             self._supervisor.tell(CatchUpFailed(order.epoch, error.message))
             return
@@ -244,6 +244,14 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     def _connect(self) -> None:
         self._client = self._server.connect()
         self._writer = StreamWriter(self._client, search=self._info.search)
+
+    def _fill_whatever_it_takes(self, order: CatchUp) -> None:
+        try:
+            self._fill(order)
+        except ProjectionFullError as error:
+            _log.error("beyond redis_budget_mib from now on: %s", error.message)
+            self._server.lift_backstop()
+            self._fill(order)
 
     def _fill(self, order: CatchUp) -> None:
         removed = {row.channel_id: row.removed_through for row in self._store.channels()}

@@ -40,7 +40,8 @@ def redis_errors(doing: str) -> Iterator[None]:
         ) from None
     except redis.OutOfMemoryError:
         raise ProjectionFullError(
-            f"Redis has no memory left to {doing}; raise redis_budget_mib or let cleanup run"
+            f"Redis has no memory left to {doing}; raise redis_budget_mib and restart, or "
+            "keep less (message_retention_hours)"
         ) from None
     except redis.RedisError as error:
         raise ProjectionError(

@@ -223,6 +223,19 @@ def test_a_redis_that_somebody_empties_is_filled_again_and_nothing_is_passed_ove
     assert eventually(pulled) == sent
 
 
+def test_a_full_redis_stops_the_bus_for_a_moment_only(throw_away_bus: ThrowAwayBus) -> None:
+    bus = throw_away_bus
+    sender, reader = bus.attach("Sender"), bus.attach("Reader")
+    with closing(connect(bus.runtime.redis_socket)) as client:
+        client.config_set("maxmemory", 1)
+    first = sender.call("send", channel="general", content="does not fit")["sequence"]
+    assert reader.wait_for("deliver")["delivery"]["through"] == first
+    assert _retry(sender, "fits again", new_id())["sequence"] == first + 1
+    with bus.client() as asking:
+        errors = asking.request("status", {}, 5.0)["errors"]
+    assert any("redis_budget_mib" in error["what"] for error in errors)
+
+
 def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people(
     closing_bus: Any, tmp_path: Path
 ) -> None:
