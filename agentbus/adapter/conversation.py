@@ -23,6 +23,7 @@ from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import parse_arrived
 from agentbus.errors import BusError, UnavailableError
 from agentbus.identity import Attachment
+from agentbus.transport.async_client import Asked, AsyncClient
 from agentbus.transport.client import NoAnswerError
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,15 @@ class Profile:
     agent: str
     repository: str | None
     harness_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request of an attachment that was sent."""
+
+    attachment: Attachment
+    client: AsyncClient
+    request: Asked
 
 
 Window = Callable[["Conversation"], tuple[int, int]]
@@ -107,11 +117,7 @@ class Conversation:
         confirms = self.prefetch.confirms(arrival)
         if confirms or channels is not None:
             named = None if channels is None else list(channels)
-            # Behind the first step of every report's task, so that a report arrives before its
-            # confirmation does.
-            asyncio.get_running_loop().call_soon(
-                self._notify, "used", {"confirms": confirms, "channels": named}
-            )
+            self._notify("used", {"confirms": confirms, "channels": named})
 
     # --- waiting for messages ---------------------------------------------------------------------
 
@@ -120,8 +126,12 @@ class Conversation:
     ) -> Pull:
         """Ask for what these channels have. What comes is queued even if nobody waits any more.
 
-        Call it attached, so that the positions are those of this attachment.
+        Call it attached, so that the positions are those of this attachment. Raises
+        UnavailableError when it is not.
         """
+        attachment, prefetch, epoch = self.attachment, self.prefetch, self.prefetch.epoch
+        if attachment is None:
+            raise UnavailableError("the connection to the daemon was lost")
         self._pull_number += 1
         positions = self.prefetch.pull_positions(channels, own=own)
         params = {
@@ -132,7 +142,15 @@ class Conversation:
             "wait_ms": round(wait_s * 1000),
             "include_own": own,
         }
-        task = self._spawn(self._pulled(self.attachment, params, wait_s, own))
+
+        def arrived(answer: dict[str, Any]) -> None:
+            """Before what is pushed behind it, or that would leave a hole."""
+            if answer["epoch"] == epoch:
+                for delivery in answer["deliveries"]:
+                    prefetch.accept(parse_arrived(delivery), epoch=epoch, pushed=False, own=own)
+
+        asked = self._ask(attachment, "pull", params, arrived)
+        task = self._spawn(self._pulled(asked, epoch, wait_s + _ANSWER_SLACK_S))
         return Pull(self, self._pull_number, task)
 
     def cancel_pull(self, number: int) -> None:
@@ -145,25 +163,18 @@ class Conversation:
         watcher.add_done_callback(self._watchers.discard)
         return watcher
 
-    async def _pulled(
-        self, attachment: Attachment | None, params: dict[str, Any], wait_s: float, own: bool
-    ) -> None:
-        if attachment is None:
-            raise UnavailableError("the connection to the daemon was lost")
-        prefetch, epoch = self.prefetch, self.prefetch.epoch
+    async def _pulled(self, asked: _Asked, epoch: int, timeout_s: float) -> None:
         try:
-            answer = await self._request(attachment, "pull", params, wait_s + _ANSWER_SLACK_S)
+            answer = await self._answer(asked, timeout_s)
         except NoAnswerError:
             # The answer may still be given, to nobody, and pushes would then go on behind it.
-            self._give_up(attachment)
+            self._give_up(asked.attachment)
             raise
         if answer["epoch"] != epoch:
             # The daemon read on from positions of before its recovery and would not send again what
             # was thrown away here. Only a new attachment begins at the stored positions.
-            self._give_up(attachment)
+            self._give_up(asked.attachment)
             raise UnavailableError("the bus recovered meanwhile; nothing was lost")
-        for delivery in answer["deliveries"]:
-            prefetch.accept(parse_arrived(delivery), epoch=epoch, pushed=False, own=own)
         self._flush()
         self._changed()
 
@@ -191,16 +202,16 @@ class Conversation:
             self._notify("credit", {"messages": messages, "bytes": size_bytes})
         report = self.prefetch.report_due()
         if report is not None:
-            task = self._spawn(self._report(self.attachment, self.prefetch, report))
-            self._reports.add(task)
-            task.add_done_callback(self._reports.discard)
+            self._send_report(self.attachment, self.prefetch, report)
 
     async def reported(self, timeout_s: float) -> None:
         """Wait until the daemon has answered what was reported, but not for long."""
         if self._reports:
             await asyncio.wait(self._reports, timeout=timeout_s)
 
-    async def _report(self, attachment: Attachment, prefetch: Prefetch, report: Report) -> None:
+    def _send_report(self, attachment: Attachment, prefetch: Prefetch, report: Report) -> None:
+        """At once, in the step in which the result's last byte left: should this process be killed
+        right now, the daemon knows, and marks what it delivers again."""
         params = {
             "epoch": report.epoch,
             "report": report.number,
@@ -208,13 +219,24 @@ class Conversation:
             "expired": list(report.expired),
         }
         try:
-            answer = await self._request(attachment, "handoff", params, REQUEST_TIMEOUT_S)
+            asked = self._ask(attachment, "handoff", params)
+        except BusError as error:
+            _log.info("handoff report %d was not sent: %s", report.number, error.message)
+            prefetch.failed(report)
+            return
+        task = self._spawn(self._reported(asked, prefetch, report))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    async def _reported(self, asked: _Asked, prefetch: Prefetch, report: Report) -> None:
+        try:
+            answer = await self._answer(asked, REQUEST_TIMEOUT_S)
         except BusError as error:
             _log.info("handoff report %d was not taken: %s", report.number, error.message)
-            if self.attachment == attachment:
+            if self.attachment == asked.attachment:
                 prefetch.failed(report)
             return
-        if self.attachment == attachment and not answer.get("stale"):
+        if self.attachment == asked.attachment and not answer.get("stale"):
             prefetch.committed(report)
 
     # --- the link's Listener ----------------------------------------------------------------------
@@ -293,16 +315,27 @@ class Conversation:
     async def _request(
         self, attachment: Attachment, method: str, params: dict[str, Any], timeout_s: float
     ) -> Any:
+        return await self._answer(self._ask(attachment, method, params), timeout_s)
+
+    def _ask(
+        self,
+        attachment: Attachment,
+        method: str,
+        params: dict[str, Any],
+        on_result: Callable[[dict[str, Any]], None] | None = None,
+    ) -> _Asked:
         client = self._link.client_of(attachment)
         if client is None:
             raise UnavailableError("the connection to the daemon was lost")
+        named = {"attachment": _wire(attachment), **params}
+        return _Asked(attachment, client, client.ask(method, named, on_result))
+
+    async def _answer(self, asked: _Asked, timeout_s: float) -> Any:
         try:
-            return await client.request(
-                method, {"attachment": _wire(attachment), **params}, timeout_s=timeout_s
-            )
+            return await asked.client.answer(asked.request, timeout_s)
         except BusError as error:
             if error.code == "stale_attachment":
-                self._give_up(attachment)
+                self._give_up(asked.attachment)
             raise
 
     def _give_up(self, attachment: Attachment) -> None:

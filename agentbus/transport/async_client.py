@@ -6,6 +6,8 @@ sends heartbeats by itself. Lives on one event loop; nothing here may be called 
     client = await AsyncClient.connect(path, on_notification, timeout_s=1.0)
     client = await AsyncClient.adopt(connected_socket, on_notification, unread)  # from launch.py
     result = await client.request(method, params, timeout_s=30.0)   # timeout None: none
+    asked = client.ask(method, params, on_result)    # sent now; on_result is called in the order of
+    result = await client.answer(asked, 30.0)        # arrival, before any notification behind it
     client.notify(method, params)
     client.closed      # asyncio.Future[str]: done when the connection is gone, with the reason
     client.close()
@@ -20,6 +22,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,16 @@ from agentbus.transport.client import NoAnswerError, check_frame_size, connect_s
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was sent."""
+
+    request_id: int
+    method: str
+    answer: asyncio.Future[Any]
+    on_result: Callable[[Any], None] | None
+
+
 class AsyncClient(asyncio.Protocol):
     """See the module. Made by `connect` or `adopt`."""
 
@@ -41,7 +54,7 @@ class AsyncClient(asyncio.Protocol):
         self._unread = unread
         self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, Asked] = {}
         self._last_id = 0
         self._close_reason: str | None = None
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -75,20 +88,36 @@ class AsyncClient(asyncio.Protocol):
         self, method: str, params: dict[str, Any], timeout_s: float | None = None
     ) -> Any:
         """The result; raises the BusError that was answered, or NoAnswerError."""
+        return await self.answer(self.ask(method, params), timeout_s)
+
+    def ask(
+        self,
+        method: str,
+        params: dict[str, Any],
+        on_result: Callable[[Any], None] | None = None,
+    ) -> Asked:
+        """Send a request at once. Somebody has to await `answer`.
+
+        A task that waits runs some time after the result was read, and by then notifications that
+        came behind it have been told already; `on_result` is called in its turn.
+        """
         self._last_id += 1
-        request_id = self._last_id
-        self._write(jsonrpc.encode_request(request_id, method, params), method)
-        answer: asyncio.Future[Any] = self.closed.get_loop().create_future()
-        self._waiting[request_id] = answer
+        self._write(jsonrpc.encode_request(self._last_id, method, params), method)
+        asked = Asked(self._last_id, method, self.closed.get_loop().create_future(), on_result)
+        self._waiting[asked.request_id] = asked
+        return asked
+
+    async def answer(self, asked: Asked, timeout_s: float | None = None) -> Any:
+        """The result; raises the BusError that was answered, or NoAnswerError."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                return await asked.answer
         except TimeoutError:
             raise NoAnswerError(
-                f"{method}: no answer from the daemon in {timeout_s:g} s", sent=True
+                f"{asked.method}: no answer from the daemon in {timeout_s:g} s", sent=True
             ) from None
         finally:
-            self._waiting.pop(request_id, None)
+            self._waiting.pop(asked.request_id, None)
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send what wants no answer."""
@@ -113,21 +142,23 @@ class AsyncClient(asyncio.Protocol):
         transport.write(frame)
 
     def _fail_waiting(self, reason: str) -> None:
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(
+        for asked in self._waiting.values():
+            if not asked.answer.done():
+                asked.answer.set_exception(
                     NoAnswerError(f"connection to the daemon lost: {reason}", sent=True)
                 )
         self._waiting.clear()
 
     def _settle(self, request_id: object, result: Any, error: BusError | None) -> None:
-        answer = self._waiting.pop(request_id, None) if isinstance(request_id, int) else None
-        if answer is None or answer.done():
+        asked = self._waiting.pop(request_id, None) if isinstance(request_id, int) else None
+        if asked is None or asked.answer.done():
             return  # it was given up
-        if error is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(error)
+        if error is not None:
+            asked.answer.set_exception(error)
+            return
+        if asked.on_result is not None:
+            asked.on_result(result)
+        asked.answer.set_result(result)
 
     # asyncio.Protocol
 

@@ -63,6 +63,8 @@ class ScriptedDaemon:
         }
         self.before_attach_answer: list[bytes] = []
         """Frames that reach the client together with the answer, before it has taken that."""
+        self.behind_answer: dict[str, bytes] = {}
+        """By method: what reaches the client together with the next answer, behind it."""
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
 
@@ -149,7 +151,7 @@ class ScriptedDaemon:
             if isinstance(answer, BusError):
                 writer.write(encode_error(request["id"], answer))
             else:
-                frame = encode_response(request["id"], answer)
+                frame = encode_response(request["id"], answer) + self.behind_answer.pop(method, b"")
                 if method == "attach":
                     frame += b"".join(self.before_attach_answer)
                 writer.write(frame)

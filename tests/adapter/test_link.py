@@ -301,6 +301,35 @@ async def test_a_stop_that_comes_during_a_retry_ends_the_call_too(
 
 
 @scenario
+async def test_what_is_pushed_right_behind_a_pulls_answer_leaves_no_hole_before_it(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    await adapter.use("whoami")
+    daemon.answers["pull"] = [
+        {"epoch": 1, "deliveries": [daemon.delivery(1, after=0)]},
+        {"epoch": 1, "deliveries": []},
+    ]
+    daemon.behind_answer["pull"] = daemon.deliver_frame(2, after=1)
+    assert sequences(await adapter.use("receive", wait_seconds=5)) == [1, 2]
+
+
+@scenario
+async def test_a_report_leaves_in_the_step_in_which_its_result_left(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    await adapter.use("whoami")
+    daemon.deliver(1, after=0)
+    await adapter.calls.call("receive", {"wait_seconds": 5}, "tester", {})
+    delivery = current_delivery.get()
+    assert delivery is not None
+    delivery.bytes_left = True
+    delivery.settle(Outcome.HANDED_OFF)
+    adapter.link.close()  # as if the process was killed here
+    (report,) = await daemon.until("handoff")
+    assert report["positions"] == [[1, 1]]
+
+
+@scenario
 async def test_an_expiry_is_told_until_it_is_confirmed_and_delivery_goes_on(
     daemon: ScriptedDaemon, adapter: Adapter
 ) -> None:
