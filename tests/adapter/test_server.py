@@ -18,7 +18,8 @@ from agentbus.encoding import decode_trusted, encode
 from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT
 from tests.adapter.adapter_process import AdapterProcess
 from tests.adapter.raw_client import MODERN_META
-from tests.bus_fixture import ThrowAwayBus
+from tests.bus_fixture import ThrowAwayBus, stop_daemon
+from tests.eventually import eventually
 
 Adapters = Callable[..., AdapterProcess]
 
@@ -56,10 +57,12 @@ def test_initialize_needs_no_daemon_and_carries_instructions(tmp_path: Path) -> 
             answer = adapter.initialize()["result"]
             assert answer["serverInfo"]["name"] == "agentbus"
             assert "receive" in answer["instructions"]
+            # It starts one all the same; an end before that would leave it to run for ever.
+            eventually(bus.runtime.socket.exists, 30.0, what="a daemon")
             adapter.close_write()
             assert adapter.wait_exit() == 0
     finally:
-        subprocess.run([sys.executable, "-m", "agentbus", "stop"], env=bus.environment, check=False)
+        stop_daemon(bus.runtime)
         bus.close()
 
 
