@@ -115,10 +115,10 @@ class Story:
             ada.begin("send", **arguments, operation_id=f"ship-{number}")
             if number == KILL_DURING:
                 killed = self._bus.kill_daemon()
-                self._say(f"daemon {killed} is killed; Ada's send {number} has no answer yet")
+                self._say(f"daemon {killed} is killed as soon as Ada has begun send {number}")
                 receipt = ada.finish("send")
-                successor = self._bus.ask("status")["pid"]
-                self._say(f"daemon {successor} has taken over; Ada's send is answered after all")
+                successor = self._bus.successor_pid()
+                self._say(f"daemon {successor} has taken over; Ada's send is answered")
             else:
                 receipt = ada.finish("send")
                 self._send_ms.append(receipt.took_ms)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentbus.encoding import encode_pretty
-from agentbus.errors import BusError, InternalError
+from agentbus.errors import BusError, InternalError, UnavailableError
 from agentbus.transport.client import Client
 from agentbus.transport.singleton import (
     DaemonLock,
@@ -26,6 +26,7 @@ from agentbus.transport.singleton import (
 
 ASK_S: Final = 5.0
 END_S: Final = 10.0
+RETURN_S: Final = 15.0
 
 
 class ThrowawayBus:
@@ -66,6 +67,17 @@ class ThrowawayBus:
         os.kill(pid, signal.SIGKILL)
         self._wait_gone(pid)
         return pid
+
+    def successor_pid(self) -> int:
+        """The daemon that an adapter starts after a kill; it may not be there yet."""
+        deadline_s = time.monotonic() + RETURN_S
+        while True:
+            try:
+                return int(self.ask("status")["pid"])
+            except UnavailableError:
+                if time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(0.01)
 
     def _end_daemon(self) -> None:
         """In order if it can be, by force if not; Redis goes with the daemon that owns it."""
