@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     """What became of a result that carried records."""
 
     HANDED_OFF = "handed_off"
-    """The OS took the last byte; until then the client had not cancelled and its input was open."""
+    """The OS took the last byte; up to that write the client had not cancelled and was there."""
     CANCELLED = "cancelled"
     """The client cancelled the call before the last byte; it ignores the answer."""
     BROKEN = "broken"

@@ -230,6 +230,8 @@ class WriteSide:
                 if self._writer.submit(chunk):
                     frame.start()
                 return
+            # Before the write: a client that ends as soon as it has its result did have it.
+            is_heard = self._is_heard(frame)
             try:
                 written_bytes = os.write(self._fd, chunk)
             except BlockingIOError:
@@ -238,7 +240,7 @@ class WriteSide:
             except OSError:
                 self._fail()
                 return
-            self._advance(frame, written_bytes)
+            self._advance(frame, written_bytes, is_heard)
         self._watch(False)
 
     def _written_by_thread(self, written_bytes: int | None) -> None:
@@ -247,10 +249,14 @@ class WriteSide:
         if written_bytes is None:
             self._fail()
             return
-        self._advance(self._frames[0], written_bytes)
+        self._advance(self._frames[0], written_bytes, self._is_heard(self._frames[0]))
         self._pump()
 
-    def _advance(self, frame: _Frame, written_bytes: int) -> None:
+    def _is_heard(self, frame: _Frame) -> bool:
+        """Whether somebody is there to get a delivery. Of what is none nobody needs to know."""
+        return frame.delivery is not None and self._input is not None and self._input.is_open()
+
+    def _advance(self, frame: _Frame, written_bytes: int, is_heard: bool) -> None:
         frame.start()
         frame.written_bytes += written_bytes
         self.queued_bytes -= written_bytes
@@ -258,8 +264,7 @@ class WriteSide:
             self._frames.popleft()
             if frame.delivery is not None:
                 # The handoff: nothing buffers behind this file descriptor but the OS.
-                is_open = self._input is not None and self._input.is_open()
-                frame.settle(Outcome.HANDED_OFF if is_open else Outcome.SHUTDOWN)
+                frame.settle(Outcome.HANDED_OFF if is_heard else Outcome.SHUTDOWN)
             self._forget(frame)
         self._output_changed()
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCResponse
 
-from agentbus.adapter.handoff import Delivery, OpenExchanges, Outcome
+from agentbus.adapter.handoff import Delivery, OpenExchanges, Outcome, current_delivery
+from agentbus.adapter.outbound import WriteSide
 from tests.adapter.raw_client import MODERN_META, Channel, EventLog, RawClient
 
 ROOT = Path(__file__).parents[2]
@@ -350,6 +355,38 @@ def test_the_sdk_transport_would_acknowledge_what_nobody_read(open_session: Open
     session.receive_records("unread", bytes=TOO_BIG)
     assert session.outcome_of("unread") == "handed_off"
     assert session.process.poll() is None
+
+
+class ReadAndGone:
+    """A client that ends in the instant in which its result can be read."""
+
+    ended = False
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def is_open(self) -> bool:
+        return not select.select([self._fd], [], [], 0)[0]
+
+    def stop(self) -> None: ...
+
+    def output_changed(self) -> None: ...
+
+
+def test_a_client_that_ends_as_soon_as_it_has_its_result_was_handed_it() -> None:
+    reading, writing = os.pipe()
+    delivery = Delivery(on_settle=lambda settled: None)
+
+    async def answer() -> None:
+        side = WriteSide(writing)
+        side.bind(ReadAndGone(reading))
+        current_delivery.set(delivery)
+        await side.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=1, result={})))
+        await side.close()
+
+    asyncio.run(answer())
+    os.close(reading)
+    assert delivery.outcome is Outcome.HANDED_OFF
 
 
 def test_only_the_first_outcome_counts() -> None:
