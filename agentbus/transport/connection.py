@@ -57,6 +57,7 @@ class Connection:
         "frames",
         "last_seen_s",
         "peer",
+        "peer_gone",
         "socket",
     )
 
@@ -75,6 +76,8 @@ class Connection:
         self.last_seen_s = now_s
         self.context: Any = None
         self.close_reason: str | None = None
+        self.peer_gone = False
+        """Closed because nobody is there to write to; what they sent before may still be unread."""
         self._attend = attend
         self._out_buffer_bytes = out_buffer_bytes
         self._lock = threading.Lock()
@@ -188,6 +191,7 @@ class Connection:
                     self._attend(self)
                 return
             except OSError as error:
+                self.peer_gone = True
                 self._close_locked(f"write failed: {error.strerror}")
                 return
             self._queued_bytes -= written

@@ -17,6 +17,7 @@ over the limit is answered and the connection closed, because its place in the s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -275,6 +276,9 @@ class Listener:
             connection.close("client disconnected")
             return
         connection.last_seen_s = self._clock.monotonic_s()
+        self._take(connection, data)
+
+    def _take(self, connection: Connection, data: bytes) -> None:
         too_large: FrameTooLargeError | None = None
         try:
             frames = connection.frames.feed(data)
@@ -283,7 +287,7 @@ class Listener:
             frames = error.frames
         with corked():
             for frame in frames:
-                if connection.closed:
+                if connection.closed and not connection.peer_gone:
                     return
                 self._frame(connection, frame)
         if too_large is not None:
@@ -358,7 +362,15 @@ class Listener:
             self._selector.modify(connection.socket, wanted, connection)
             self._connections[connection] = wanted
 
+    def _read_last_words(self, connection: Connection) -> None:
+        """Of a client that died: a report among them says what need not be delivered again."""
+        with contextlib.suppress(OSError):
+            while data := connection.socket.recv(READ_BYTES):
+                self._take(connection, data)
+
     def _remove(self, connection: Connection) -> None:
+        if connection.peer_gone:
+            self._read_last_words(connection)
         del self._connections[connection]
         self._lingering.pop(connection, None)
         self._selector.unregister(connection.socket)

@@ -73,10 +73,11 @@ class Server:
         *,
         clock: Clock | None = None,
         heartbeat_payload: Callable[[], Any] = lambda: HEARTBEAT_PAYLOAD,
+        handler: Recorder | None = None,
         **options: Any,
     ) -> None:
         self.path = path
-        self.handler = Recorder()
+        self.handler = handler or Recorder()
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
         listening.listen(64)

@@ -202,3 +202,20 @@ def test_what_a_blocking_client_read_too_much_is_not_lost() -> None:
 
     asyncio.run(main())
     assert [notification.method for notification in told] == ["readiness", "stopping"]
+
+
+def test_an_answer_is_taken_before_the_notification_that_comes_with_it_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    order: list[str] = []
+
+    async def main() -> None:
+        client = await AsyncClient.adopt(ours, lambda told: order.append(told.method))
+        asked = client.ask("pull", {}, lambda _: order.append("answer"))
+        told = jsonrpc.encode_notification("deliver", {})
+        theirs.sendall(jsonrpc.encode_response(1, {}) + told)
+        await client.answer(asked, 5.0)
+        client.close()
+
+    with theirs:
+        asyncio.run(main())
+    assert order == ["answer", "deliver"]

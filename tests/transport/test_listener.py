@@ -17,7 +17,9 @@ import pytest
 
 from agentbus import limits
 from agentbus.protocol import jsonrpc
+from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport import listener
+from agentbus.transport.connection import Connection
 from agentbus.transport.reply import InFlight
 from tests.clock import FakeClock
 from tests.transport.server import HEARTBEAT_PAYLOAD, RawClient, Recorder, Server, eventually
@@ -255,6 +257,36 @@ def test_bytes_in_flight_are_bounded_over_all_connections(serve: Serve, connect:
     first.frame()
     second.call(2, "echo", text="x" * 60_000)
     assert "result" in second.frame()
+
+
+class Held(Recorder):
+    """Keeps the transport thread in the handler from a `wait` on, until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.go = threading.Event(), threading.Event()
+
+    def notification(self, connection: Connection, notification: Notification) -> None:
+        if notification.method == "wait":
+            self.waits.set()
+            assert self.go.wait(10)
+        super().notification(connection, notification)
+
+
+def test_what_a_client_said_before_it_died_is_read_even_after_a_write_to_it_failed(
+    serve: Serve, connect: Connect
+) -> None:
+    handler = Held()
+    server = serve(handler=handler)
+    client = connect(server)
+    client.send(jsonrpc.encode_notification("wait", {}))
+    assert handler.waits.wait(10)
+    client.send(jsonrpc.encode_notification("used", {"n": 1}))
+    client.close()
+    assert not server.connection().deliver([b"nobody reads this\n"])
+    handler.go.set()
+    assert [handler.notifications.get(timeout=10).method for _ in range(2)] == ["wait", "used"]
+    assert "write failed" in (handler.gone.get(timeout=10).close_reason or "")
 
 
 def test_disconnected_client_gives_back_what_it_had_in_flight(
