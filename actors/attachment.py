@@ -47,6 +47,7 @@ from actors.timer import Timer, TimerHandle
 from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.encoding import encode_line
+from agentbus.envelope import rfc3339
 from agentbus.errors import (
     BusError,
     DiscoveryDisabledError,
@@ -453,7 +454,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                             "expired",
                             subscription=subscription,
                             channel=channel,
-                            expired_at_us=expired_at_us,
+                            expired_at=rfc3339(expired_at_us),
                         )
                     )
             case _:

@@ -34,6 +34,7 @@ LEVELS: dict[str, float] = {
     "agentbus.harnesses": 3.3,
     "agentbus.launch": 4.1,
     "agentbus.adapter": 4.2,
+    "agentbus.demo": 4.3,
     "agentbus.cli": 5,
     "agentbus.__main__": 6,
 }
@@ -42,7 +43,8 @@ ACTORS_MAY_IMPORT_BELOW = 4
 """The daemon uses the library, never its command lines or its adapter."""
 
 OWNERS = {
-    "mcp": ("agentbus.adapter",),
+    # The demonstration's agent is the other end of the protocol, in a process of its own.
+    "mcp": ("agentbus.adapter", "agentbus.demo.agent"),
     "mcp_types": ("agentbus.adapter",),
     "redis": ("agentbus.projection",),
     "hiredis": ("agentbus.projection",),
