@@ -54,6 +54,9 @@ SEARCH_PAGE_MAX = 1000
 
 GAPS_PER_RESULT = 256
 
+MEMORY_CHANGES = 100
+"""Changed memories that an attach names at most, the newest ones."""
+
 BATCH_OPERATIONS = 256
 BATCH_BYTES = 4 * MIB
 """A group commit takes at most so much from the ledger's mailbox."""

@@ -10,7 +10,8 @@ Methods of a connection that are no operation of an agent (attach, credit, hando
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from enum import Enum
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from agentbus.envelope import Body, ChannelKind, Reference
 from agentbus.errors import ValidationError
@@ -34,6 +35,16 @@ _OPERATION_ID = Text(
     min_bytes=1,
 )
 _RESERVED_PREFIXES = ("@", "job/")
+
+
+class Unchanged(Enum):
+    """The type of `KEEP`: an argument that was left out, where null means something else."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Unchanged.KEEP
+Kept: TypeAlias = Literal[Unchanged.KEEP]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,68 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class GetMemory:
+    """The current revision of a memory."""
+
+    memory_id: str
+
+    NAME: ClassVar[str] = "get_memory"
+    FIELDS: ClassVar[dict[str, Check]] = {"memory_id": Name("The message_id that send gave.")}
+
+
+@dataclass(frozen=True, slots=True)
+class EditMemory:
+    """Replace the current revision of a memory by a new one; the last commit wins.
+
+    A field that is left out keeps its value, null clears it.
+    """
+
+    memory_id: str
+    content: str
+    type: str | Kept | None = KEEP
+    subject: str | Kept | None = KEEP
+    reply_to: str | Kept | None = KEEP
+    thread: str | Kept | None = KEEP
+    metadata: dict[str, Any] | Kept | None = KEEP
+    references: tuple[Reference, ...] | Kept | None = KEEP
+    tags: tuple[str, ...] | Kept | None = KEEP
+    operation_id: str | None = None
+
+    NAME: ClassVar[str] = "edit_memory"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "memory_id": Name("The memory to edit."),
+        "content": Text("The whole new content."),
+        **{
+            key: Send.FIELDS[key]
+            for key in ("type", "subject", "reply_to", "thread", "metadata", "references", "tags")
+        },
+        "operation_id": _OPERATION_ID,
+    }
+    CLEARED_BY_NULL: ClassVar[frozenset[str]] = frozenset(
+        ("type", "subject", "reply_to", "thread", "metadata", "references", "tags")
+    )
+
+    def changes(self) -> dict[str, Any]:
+        """What the new revision has of its own, by field of `Body`; None clears."""
+        named = {name: getattr(self, name) for name in (*sorted(self.CLEARED_BY_NULL), "content")}
+        return {name: value for name, value in named.items() if value is not KEEP}
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMemory:
+    """End a memory; its id is never used again."""
+
+    memory_id: str
+    operation_id: str | None = None
+
+    NAME: ClassVar[str] = "delete_memory"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "memory_id": Name("The memory to delete."),
+        "operation_id": _OPERATION_ID,
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class Receive:
     """Take waiting messages of subscribed channels. Served by the adapter from its queue."""
 
@@ -214,13 +287,28 @@ Operation: TypeAlias = (
     | Subscribe
     | Unsubscribe
     | Send
+    | GetMemory
+    | EditMemory
+    | DeleteMemory
     | Receive
     | History
     | Discover
 )
 DaemonOperation: TypeAlias = (
-    WhoAmI | CreateChannel | ListChannels | Subscribe | Unsubscribe | Send | History | Discover
+    WhoAmI
+    | CreateChannel
+    | ListChannels
+    | Subscribe
+    | Unsubscribe
+    | Send
+    | GetMemory
+    | EditMemory
+    | DeleteMemory
+    | History
+    | Discover
 )
+MutatingOperation: TypeAlias = Send | EditMemory | DeleteMemory
+"""Those with a receipt, a rate and an inspection."""
 
 OPERATIONS: dict[str, type[Operation]] = {
     cls.NAME: cls
@@ -231,6 +319,9 @@ OPERATIONS: dict[str, type[Operation]] = {
         Subscribe,
         Unsubscribe,
         Send,
+        GetMemory,
+        EditMemory,
+        DeleteMemory,
         Receive,
         History,
         Discover,
@@ -248,6 +339,7 @@ def parse_operation(name: str, arguments: Any) -> Operation:
     if not isinstance(arguments, dict):
         raise ValidationError(f"{name}: the arguments must be an object")
     checks = operation.FIELDS
+    clearable = operation.CLEARED_BY_NULL if operation is EditMemory else frozenset()
     values: dict[str, Any] = {}
     for key, value in arguments.items():
         check = checks.get(key)
@@ -255,7 +347,9 @@ def parse_operation(name: str, arguments: Any) -> Operation:
             known = ", ".join(checks) or "none"
             raise ValidationError(f"{name}: unknown argument {key!r}; known: {known}")
         if value is None:
-            continue  # an explicit null means the default, as many clients send it
+            if key in clearable:
+                values[key] = None
+            continue  # elsewhere a null means the default, as many clients send it
         try:
             attribute = _WIRE_TO_ATTRIBUTE[key] if key in _WIRE_TO_ATTRIBUTE else str(key)
             values[attribute] = check(value)

@@ -29,8 +29,8 @@ class Submitted(Protocol):
 def fingerprint(operation: Submitted) -> bytes:
     """A hash over the canonical JSON of the payload, whatever the order of its object keys.
 
-    Absent fields are left out, so that an operation which gains an optional field still recognises
-    a repeat of a call from before.
+    Fields at their default are left out, so that an operation which gains an optional field still
+    recognises a repeat of a call from before.
     """
     return digest(payload_of(operation))
 
@@ -38,9 +38,9 @@ def fingerprint(operation: Submitted) -> bytes:
 def payload_of(operation: Submitted) -> bytes:
     """The canonical JSON of what was submitted; its length is what the byte rate is charged."""
     payload: dict[str, Any] = {}
-    for name in _payload_fields(type(operation)):
+    for name, default in _payload_fields(type(operation)):
         value = getattr(operation, name)
-        if value is not None and value != ():
+        if value != default:
             payload[name] = value
     return encode_canonical([operation.NAME, payload])
 
@@ -51,5 +51,7 @@ def digest(payload: bytes) -> bytes:
 
 
 @cache
-def _payload_fields(operation: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(operation) if field.name != _OWN_KEY)
+def _payload_fields(operation: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (field.name, field.default) for field in fields(operation) if field.name != _OWN_KEY
+    )

@@ -35,14 +35,18 @@ from agentbus.store.changes import (
     Done,
     MakeChannel,
     MoveCursors,
+    Mutation,
     OpenSubscription,
     Outcome,
     PruneSlice,
     Refused,
+    RemoveMemory,
+    ReviseMemory,
     SendMessage,
 )
 from agentbus.store.connection import CommitUncertain, check_ours, open_writer, unusable
 from agentbus.store.creation import create
+from agentbus.store.memories import remove_memory, revise_memory
 from agentbus.store.pruning import prune_slice
 from agentbus.store.sending import send_message
 from agentbus.store.subscribing import (
@@ -57,6 +61,8 @@ _log = logging.getLogger(__name__)
 
 _HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
     SendMessage: send_message,
+    ReviseMemory: revise_memory,
+    RemoveMemory: remove_memory,
     MakeChannel: make_channel,
     OpenSubscription: open_subscription,
     CloseSubscription: close_subscription,
@@ -152,11 +158,11 @@ class LedgerStore:
         self._batches += 1
         self._changes += len(batch)
         self._largest_batch = max(self._largest_batch, len(batch))
-        sends = any(type(change) is SendMessage for change in batch)
+        mutates = any(isinstance(change, Mutation) for change in batch)
         try:
             work, outcomes = self._run(batch)
             work.write_counters()
-            if sends:
+            if mutates:
                 reach("before_commit")
         except (sqlite3.Error, OSError) as error:
             return self._unavailable(batch, error)
@@ -164,10 +170,10 @@ class LedgerStore:
             self._rollback()
             raise
         try:
-            if sends:
+            if mutates:
                 reach("commit")
             self._connection.execute("COMMIT")
-            if sends:
+            if mutates:
                 reach("after_commit")
         except (sqlite3.Error, OSError) as error:
             if _wrote_nothing(error):

@@ -66,14 +66,21 @@ class ChannelState:
 
 @dataclass(slots=True)
 class Counters:
-    """The three numbers that every transaction may move."""
+    """The numbers that every transaction may move.
+
+    `purged_through`: the newest end of a memory's revision that was purged; only a Redis that has
+    been told of all up to there can still be brought up to date by replay.
+    """
 
     last_sequence: Sequence
     last_generation: Generation
     logical_bytes: int
+    purged_through: Sequence
 
     def copy(self) -> Counters:
-        return Counters(self.last_sequence, self.last_generation, self.logical_bytes)
+        return Counters(
+            self.last_sequence, self.last_generation, self.logical_bytes, self.purged_through
+        )
 
 
 @dataclass(slots=True)
@@ -100,6 +107,7 @@ def load_committed(connection: sqlite3.Connection) -> Committed:
             Sequence(meta["last_sequence"]),
             Generation(meta["last_generation"]),
             meta["logical_bytes"],
+            Sequence(meta["purged_through"]),
         ),
         {channel.channel_id: channel for channel in channels},
         {channel.name: channel.channel_id for channel in channels},
@@ -223,6 +231,7 @@ class Work:
                 ("last_sequence", before.last_sequence, after.last_sequence),
                 ("last_generation", before.last_generation, after.last_generation),
                 ("logical_bytes", before.logical_bytes, after.logical_bytes),
+                ("purged_through", before.purged_through, after.purged_through),
             )
             if value != old
         ]
