@@ -29,7 +29,7 @@ from actors.messages import (
 )
 from agentbus.ids import BusId, ChannelId, Sequence, SessionId
 from agentbus.projection.connection import Client
-from agentbus.projection.documents import document_of_envelope
+from agentbus.projection.documents import document_of_envelope, document_of_message
 from agentbus.projection.errors import ProjectionError
 from agentbus.projection.launching import RedisInfo
 from agentbus.projection.rebuild import Rebuild, Replay, UpToDate, clear, needs, rebuild, replay
@@ -155,10 +155,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     def _append(self, appended: list[MessageAppended]) -> None:
         if not appended:
             return
-        entries = [
-            self._entry(fact.channel_id, fact.sequence, fact.sender.session_id, fact.envelope)
-            for fact in appended
-        ]
+        entries = [self._new_entry(fact) for fact in appended]
         self._writer.project(entries, appended[-1].sequence)
         self._projected += len(appended)
         self._pipelines += 1
@@ -166,7 +163,22 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         for channel_id, head in heads.items():
             self._channels.address(channel_id).tell(Projected(head))
 
-    def _entry(
+    def _new_entry(self, fact: MessageAppended) -> StreamEntry:
+        sender = fact.sender
+        document = None
+        if self._info.search:
+            document = document_of_message(
+                fact.body,
+                channel=fact.channel,
+                sender=sender.agent,
+                session_id=sender.session_id,
+                sent_at_ms=fact.sent_at_us // 1000,
+            )
+        return StreamEntry(
+            fact.channel_id, fact.sequence, sender.session_id, fact.envelope, document
+        )
+
+    def _stored_entry(
         self, channel_id: ChannelId, sequence: Sequence, session_id: SessionId, envelope: bytes
     ) -> StreamEntry:
         document = document_of_envelope(envelope) if self._info.search else None
@@ -259,7 +271,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         """Everything retained after a sequence, in commit order; the ledger is fenced meanwhile."""
         while messages := self._store.scan(after, CATCH_UP_ENTRIES):
             yield [
-                self._entry(
+                self._stored_entry(
                     message.channel_id, message.sequence, message.session_id, message.envelope
                 )
                 for message in messages

@@ -13,13 +13,12 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import redis
 
 from agentbus.ids import BusId, ChannelId, Sequence, SessionId
 from agentbus.projection import keys
-from agentbus.projection.connection import Client, execute
+from agentbus.projection.connection import Client, Command, execute, execute_many
 from agentbus.projection.errors import redis_errors
 from agentbus.projection.search import SearchDocument, hash_fields
 
@@ -99,7 +98,7 @@ class StreamWriter:
 
     def set_removed(self, removed: Mapping[ChannelId, Sequence]) -> None:
         """Record removals that happened before this Redis was filled."""
-        commands: list[tuple[Any, ...]] = [
+        commands: list[Command] = [
             ("HSET", keys.REMOVED, channel_id, through) for channel_id, through in removed.items()
         ]
         self._transact("record removed entries", commands)
@@ -120,7 +119,7 @@ class StreamWriter:
 
         Trim and mark are one step for readers: whoever misses the entries sees the mark.
         """
-        commands: list[tuple[Any, ...]] = [
+        commands: list[Command] = [
             ("XTRIM", keys.stream(channel_id), "MINID", keys.entry_id(through + 1)),
             ("HSET", keys.REMOVED, channel_id, through),
         ]
@@ -146,22 +145,20 @@ class StreamWriter:
         if not sequences:
             return
         entries = [keys.entry_id(sequence) for sequence in sequences]
-        commands: list[tuple[Any, ...]] = [("XDEL", keys.stream(channel_id), *entries)]
+        commands: list[Command] = [("XDEL", keys.stream(channel_id), *entries)]
         self._transact("retract entries", commands + self._forget_commands(sequences))
 
     def drop(self, channel_id: ChannelId, through: Sequence) -> None:
         """Forget a whole channel, of which `through` is the newest sequence."""
         self.remove_found(channel_id, through)
-        commands: list[tuple[Any, ...]] = [
+        commands: list[Command] = [
             ("UNLINK", keys.stream(channel_id)),
             ("HDEL", keys.REMOVED, channel_id),
         ]
         self._transact("drop a channel", commands)
 
-    def _append_commands(
-        self, entries: collections.abc.Sequence[StreamEntry]
-    ) -> list[tuple[Any, ...]]:
-        commands: list[tuple[Any, ...]] = []
+    def _append_commands(self, entries: collections.abc.Sequence[StreamEntry]) -> list[Command]:
+        commands: list[Command] = []
         for entry in entries:
             commands.append(
                 (
@@ -174,17 +171,15 @@ class StreamWriter:
                 commands.append(("HSET", keys.document(entry.sequence), *fields))
         return commands
 
-    def _forget_commands(self, documents: Iterable[Sequence]) -> list[tuple[Any, ...]]:
+    def _forget_commands(self, documents: Iterable[Sequence]) -> list[Command]:
         names = [keys.document(sequence) for sequence in documents] if self._search else []
         return [("UNLINK", *names)] if names else []
 
     def _transact(
-        self, doing: str, commands: list[tuple[Any, ...]], *, tolerate: str | None = None
+        self, doing: str, commands: list[Command], *, tolerate: str | None = None
     ) -> None:
-        with redis_errors(doing), self._client.pipeline(transaction=True) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
-            for reply in pipeline.execute(raise_on_error=False):
+        with redis_errors(doing):
+            for reply in execute_many(self._client, commands, atomic=True):
                 if isinstance(reply, redis.RedisError) and (
                     tolerate is None or tolerate not in str(reply)
                 ):
@@ -235,12 +230,18 @@ class StreamReader:
         if not cursors:
             return []
         channel_ids = [channel_id for channel_id, _ in cursors]
-        with redis_errors("read streams"), self._client.pipeline(transaction=False) as pipeline:
-            for channel_id, after in cursors:
-                pipeline.xrange(keys.stream(channel_id), keys.entry_id(after + 1), "+", count)
-            # After the ranges, so that no removal between the two goes unnoticed.
-            pipeline.hmget(keys.REMOVED, [str(channel_id) for channel_id in channel_ids])
-            *ranges, marks = pipeline.execute()
+        commands: list[Command] = [
+            ("XRANGE", keys.stream(channel_id), keys.entry_id(after + 1), "+", "COUNT", count)
+            for channel_id, after in cursors
+        ]
+        # After the ranges, so that no removal between the two goes unnoticed.
+        commands.append(("HMGET", keys.REMOVED, *channel_ids))
+        with redis_errors("read streams"):
+            replies = execute_many(self._client, commands, atomic=False)
+            for reply in replies:
+                if isinstance(reply, redis.RedisError):
+                    raise reply
+        *ranges, marks = replies
         return [
             (
                 [_entry(channel_id, entry, fields) for entry, fields in found],
@@ -250,10 +251,11 @@ class StreamReader:
         ]
 
 
-def _entry(channel_id: ChannelId, entry: bytes, fields: dict[bytes, bytes]) -> StreamEntry:
+def _entry(channel_id: ChannelId, entry: bytes, fields: list[bytes]) -> StreamEntry:
+    _, envelope, _, session_id = fields  # as `_append_commands` wrote them
     return StreamEntry(
         channel_id=channel_id,
         sequence=keys.entry_sequence(entry),
-        session_id=SessionId(fields[keys.ENTRY_SESSION].decode()),
-        envelope=fields[keys.ENTRY_ENVELOPE],
+        session_id=SessionId(session_id.decode()),
+        envelope=envelope,
     )

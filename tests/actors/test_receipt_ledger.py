@@ -1,0 +1,302 @@
+"""The ledger through its mailbox: group commit, order, fence, refunds, an uncertain COMMIT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.base import Address, FutureReply, start_actor, stop_actor
+from actors.messages import (
+    CatchUp,
+    Committed,
+    Fence,
+    LedgerMessage,
+    RateRefunded,
+    Submit,
+    SubscriptionsChanged,
+    Unfence,
+)
+from actors.receipt_ledger import ReceiptLedgerActor
+from agentbus import failpoints
+from agentbus.errors import (
+    ConflictError,
+    NotFoundError,
+    RateLimitedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from agentbus.identity import SessionIdentity
+from agentbus.ids import RecoveryEpoch
+from agentbus.limits import BATCH_OPERATIONS
+from agentbus.store.changes import (
+    BindSession,
+    Change,
+    MessageAppended,
+    SubscriptionClosed,
+    SubscriptionOpened,
+)
+from agentbus.store.ledger import LedgerStore
+from agentbus.store.reader import Reader
+from tests.clock import FakeClock
+from tests.probe import Probe, settle
+from tests.store.bus import Speaker, config
+
+FENCE_MS = 123
+
+
+@dataclass
+class Ledger:
+    """The actor under test between two probes, on a file of its own."""
+
+    path: Path
+    actor: ReceiptLedgerActor
+    address: Address[LedgerMessage]
+    projector: Probe
+    origin: Probe
+    failures: list[BaseException]
+
+    def start(self, *, fenced: bool = False) -> None:
+        """Everything told before is in the mailbox already when it starts."""
+        if not fenced:
+            waiting = self.actor.actor_inbox
+            told = [waiting.get() for _ in range(len(waiting))]
+            for message in (Unfence(RecoveryEpoch(1)), *told):
+                self.address.tell(message)
+        start_actor(self.actor, crashed=lambda _, error: self.failures.append(error))
+
+    def tell(self, change: Change, reserved_bytes: int = 0) -> FutureReply:
+        reply = FutureReply()
+        self.address.tell(Submit(change, reply, self.origin.address, reserved_bytes))
+        return reply
+
+    def ask(self, change: Change, reserved_bytes: int = 0) -> Any:
+        return self.tell(change, reserved_bytes).get(5.0)
+
+    def attach(self, agent: str = "Sam") -> Speaker:
+        bound = self.ask(BindSession(agent, SessionIdentity("codex", agent), frozenset()))
+        self.origin.expect(SubscriptionsChanged)
+        return Speaker(bound)
+
+
+@contextmanager
+def ledger_on(folder: Path) -> Iterator[Ledger]:
+    path = folder / "bus.sqlite3"
+    with Probe("projector") as projector, Probe("origin") as origin:
+        stores: list[LedgerStore] = []
+
+        def open_store() -> LedgerStore:
+            stores.append(LedgerStore(path, config(folder), FakeClock()))
+            return stores[0]
+
+        actor = ReceiptLedgerActor(open_store, projector.address)
+        yield Ledger(path, actor, actor.address, projector, origin, [])
+        stop_actor(actor.address, 5.0)
+        stores[0].close()  # what the end of the process does for a ledger that failed
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with ledger_on(tmp_path) as ledger:
+        ledger.start()
+        yield ledger
+
+
+def test_a_drained_mailbox_is_one_commit(tmp_path: Path) -> None:
+    with ledger_on(tmp_path) as first:
+        first.start()
+        sam = first.attach()
+    with ledger_on(tmp_path) as ledger:
+        replies = [ledger.tell(sam.send(f"m{n}")) for n in range(50)]
+        ledger.start()
+        assert [reply.get(5.0)["sequence"] for reply in replies] == list(range(1, 51))
+        committed = ledger.projector.expect(Committed)
+        assert [f.sequence for f in committed.facts if isinstance(f, MessageAppended)] == list(
+            range(1, 51)
+        )
+        assert committed.last_sequence == 50
+        statistics = ledger.actor.ledger_statistics()
+        assert (statistics.batches, statistics.largest_batch) == (1, 50)
+
+
+def test_a_full_batch_is_committed_while_more_waits(tmp_path: Path) -> None:
+    with ledger_on(tmp_path) as first:
+        first.start()
+        sam = first.attach()
+    with ledger_on(tmp_path) as ledger:
+        replies = [ledger.tell(sam.send(f"m{n}")) for n in range(BATCH_OPERATIONS + 7)]
+        ledger.start()
+        for reply in replies:
+            reply.get(5.0)
+        sizes = [len(ledger.projector.expect(Committed).facts) for _ in range(2)]
+        assert sizes == [BATCH_OPERATIONS, 7]
+
+
+def test_a_lone_change_is_committed_at_once(ledger: Ledger) -> None:
+    sam = ledger.attach()
+    answer = ledger.ask(sam.send("hello"))
+    assert answer["duplicate"] is False
+    with closing(Reader(ledger.path)) as reader:
+        assert reader.message(answer["message_id"]) is not None
+
+
+def test_what_was_told_before_the_stop_is_committed(tmp_path: Path) -> None:
+    with ledger_on(tmp_path) as first:
+        first.start()
+        sam = first.attach()
+    with ledger_on(tmp_path) as ledger:
+        replies = [ledger.tell(sam.send(f"m{n}")) for n in range(5)]
+        ledger.start()
+        assert stop_actor(ledger.address, 5.0)
+        assert [reply.get(0)["sequence"] for reply in replies] == [1, 2, 3, 4, 5]
+        assert len(ledger.projector.expect(Committed).facts) == 5
+
+
+def test_facts_are_told_in_commit_order_and_never_for_refused_changes(ledger: Ledger) -> None:
+    sam, ada = ledger.attach("Sam"), ledger.attach("Ada")
+    while any(isinstance(message, Committed) for message in ledger.projector.received()):
+        ledger.projector.expect(Committed)
+    replies = [
+        ledger.tell(sam.send("a")),
+        ledger.tell(ada.send("lost", channel="nowhere")),
+        ledger.tell(ada.send("b")),
+        ledger.tell(sam.send("c")),
+    ]
+    with pytest.raises(NotFoundError):
+        replies[1].get(5.0)
+    for reply in (replies[0], replies[2], replies[3]):
+        reply.get(5.0)
+    settle(ledger.address)
+    told = [m for m in ledger.projector.received() if isinstance(m, Committed)]
+    sequences = [f.sequence for m in told for f in m.facts if isinstance(f, MessageAppended)]
+    assert sequences == [1, 2, 3]
+
+
+def test_equal_operations_in_one_batch_are_one_message(tmp_path: Path) -> None:
+    with ledger_on(tmp_path) as first:
+        first.start()
+        sam = first.attach()
+    with ledger_on(tmp_path) as ledger:
+        replies = [ledger.tell(sam.send("once", operation_id="k"), 10) for _ in range(50)]
+        ledger.start()
+        answers = [reply.get(5.0) for reply in replies]
+        assert {answer["message_id"] for answer in answers} == {answers[0]["message_id"]}
+        assert [answer["duplicate"] for answer in answers] == [False] + [True] * 49
+        assert len(ledger.projector.expect(Committed).facts) == 1
+        for _ in range(49):
+            assert ledger.origin.expect(RateRefunded) == RateRefunded(10)
+        ledger.origin.expect_nothing_of(RateRefunded, through=(ledger.address,))
+
+
+def test_what_is_not_charged_is_refunded(ledger: Ledger) -> None:
+    sam = ledger.attach()
+    ledger.ask(sam.send("once", operation_id="k"), 100)
+    ledger.origin.expect_nothing_of(RateRefunded, through=(ledger.address,))
+
+    assert ledger.ask(sam.send("once", operation_id="k"), 100)["duplicate"] is True
+    assert ledger.origin.expect(RateRefunded) == RateRefunded(100)
+
+    with pytest.raises(ConflictError):
+        ledger.ask(sam.send("other", operation_id="k"), 101)
+    assert ledger.origin.expect(RateRefunded) == RateRefunded(101)
+
+    with pytest.raises(RateLimitedError):  # nothing was reserved, so nothing comes back
+        ledger.ask(sam.send("late", rate_ok=False))
+    ledger.origin.expect_nothing_of(RateRefunded, through=(ledger.address,))
+
+
+def test_a_receipt_answers_before_the_rate_does(ledger: Ledger) -> None:
+    sam = ledger.attach()
+    first = ledger.ask(sam.send("once", operation_id="k"))
+    again = ledger.ask(sam.send("once", operation_id="k", rate_ok=False))
+    assert again == first | {"duplicate": True}
+
+
+def test_nothing_is_accepted_before_the_first_unfence(tmp_path: Path) -> None:
+    with ledger_on(tmp_path) as ledger:
+        bind = BindSession("Sam", SessionIdentity("codex", "c1"), frozenset())
+        ledger.start(fenced=True)
+        with pytest.raises(UnavailableError, match="starting or recovering"):
+            ledger.ask(bind)
+        ledger.address.tell(Unfence(RecoveryEpoch(1)))
+        assert ledger.ask(bind).generation == 1
+
+
+def test_a_fence_commits_what_came_before_and_refuses_what_comes_after(ledger: Ledger) -> None:
+    sam = ledger.attach()
+    ledger.projector.received()
+    before = ledger.tell(sam.send("before"))
+    ledger.address.tell(Fence(RecoveryEpoch(5), FENCE_MS))
+    after = ledger.tell(sam.send("after", operation_id="later"), 77)
+    assert before.get(5.0)["sequence"] == 1
+    with pytest.raises(UnavailableError) as refused:
+        after.get(5.0)
+    assert refused.value.retry_after_ms == FENCE_MS
+    assert ledger.origin.expect(RateRefunded) == RateRefunded(77)
+    order = [m for m in ledger.projector.received() if isinstance(m, Committed | CatchUp)]
+    assert order[-1] == CatchUp(RecoveryEpoch(5), order[-2].last_sequence)
+    assert order[-2].last_sequence == 1
+
+    ledger.address.tell(Unfence(RecoveryEpoch(4)))  # of an older recovery
+    with pytest.raises(UnavailableError):
+        ledger.ask(sam.send("after", operation_id="later"))
+    ledger.address.tell(Unfence(RecoveryEpoch(5)))
+    assert ledger.ask(sam.send("after", operation_id="later"))["duplicate"] is False
+
+
+def test_the_asker_hears_of_its_subscription_changes_after_the_answer(ledger: Ledger) -> None:
+    sam = ledger.attach()
+    ledger.ask(sam.make("work"))
+    ledger.origin.expect_nothing_of(SubscriptionsChanged, through=(ledger.address,))
+    opened = ledger.ask(sam.subscribe("work"))
+    (fact,) = ledger.origin.expect(SubscriptionsChanged).facts
+    assert isinstance(fact, SubscriptionOpened)
+    assert fact.subscription.subscription_id == opened["subscription_id"]
+    ledger.ask(sam.unsubscribe("work"))
+    (fact,) = ledger.origin.expect(SubscriptionsChanged).facts
+    assert isinstance(fact, SubscriptionClosed)
+
+
+def test_a_commit_that_raises_is_unknown_for_the_whole_batch_and_ends_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ledger_on(tmp_path) as first:
+        first.start()
+        sam = first.attach()
+    with ledger_on(tmp_path) as ledger:
+        monkeypatch.setattr(failpoints, "_name", "commit")
+        monkeypatch.setattr(failpoints, "_action", "raise")
+        replies = [ledger.tell(sam.send(f"m{n}", operation_id=f"k{n}")) for n in range(3)]
+        ledger.start()
+        for reply in replies:
+            with pytest.raises(UnknownOutcomeError, match="same operation id"):
+                reply.get(5.0)
+        late = ledger.tell(sam.send("late"))
+        with pytest.raises(UnavailableError):
+            late.get(5.0)
+        ledger.actor.actor_stopped.wait(5.0)
+        ledger.projector.expect_nothing_of(Committed)
+    assert [type(error).__name__ for error in ledger.failures] == ["CommitUncertain"]
+
+    monkeypatch.setattr(failpoints, "_name", "")
+    with ledger_on(tmp_path) as reopened:
+        reopened.start()
+        answers = [reopened.ask(sam.send(f"m{n}", operation_id=f"k{n}")) for n in range(3)]
+        assert [answer["duplicate"] for answer in answers] == [False] * 3  # the truth of the disk
+
+
+def test_a_failure_before_commit_refuses_the_batch_and_the_next_one_passes(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sam = ledger.attach()
+    monkeypatch.setattr(failpoints, "_name", "before_commit")
+    monkeypatch.setattr(failpoints, "_action", "raise")
+    with pytest.raises(UnavailableError, match="nothing was stored"):
+        ledger.ask(sam.send("m", operation_id="k"), 9)
+    assert ledger.origin.expect(RateRefunded) == RateRefunded(9)
+    monkeypatch.setattr(failpoints, "_name", "")
+    assert ledger.ask(sam.send("m", operation_id="k"))["duplicate"] is False

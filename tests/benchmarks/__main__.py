@@ -1,0 +1,93 @@
+"""Measure the bus and its references in one run: python -m tests.benchmarks
+
+Usage: benchmarks [--quick] [--json FILE] [--only NAMES] [--rounds N]
+
+Options:
+  --quick       Short rounds: under a minute, and noisier.
+  --json FILE   Also write everything that was measured, with the machine it was measured on.
+  --only NAMES  Only the workloads whose names begin so; several with commas.
+  --rounds N    Rounds of each workload [default: 5].
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from docopt import docopt
+
+from agentbus import __version__
+from agentbus.encoding import encode_pretty
+from tests.benchmarks.figures import Figure, Sample
+from tests.benchmarks.ratios import RATIOS, Ratio
+from tests.benchmarks.workloads import workloads
+
+ROUND_S = 2.0
+QUICK_ROUND_S = 0.4
+
+
+def main(argv: list[str]) -> int:
+    arguments = docopt(__doc__, argv)
+    seconds = QUICK_ROUND_S if arguments["--quick"] else ROUND_S
+    prefixes = tuple((arguments["--only"] or "").split(","))
+    line = machine()
+    print(" · ".join(f"{key} {value}" for key, value in line.items()))
+    samples: dict[str, list[Sample]] = {}
+    with workloads(print) as found:
+        chosen = [workload for workload in found if workload.name.startswith(prefixes)]
+        for _ in range(int(arguments["--rounds"])):
+            for workload in chosen:
+                samples.setdefault(workload.name, []).append(workload.measure(seconds))
+    figures = {name: Figure.of(name, rounds) for name, rounds in samples.items()}
+    _print_figures(figures)
+    ratios = [ratio for ratio in RATIOS if ratio.known(figures)]
+    _print_ratios(ratios, figures)
+    if arguments["--json"]:
+        document = {
+            "machine": line,
+            "figures": [figure.as_data() for figure in figures.values()],
+            "ratios": {ratio.name: ratio.value(figures) for ratio in ratios},
+        }
+        Path(arguments["--json"]).write_text(encode_pretty(document))
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    """Without it a figure means nothing."""
+    return {
+        "agentbus": __version__,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _print_figures(figures: dict[str, Figure]) -> None:
+    print(f"\n{'':18}{'per second':>12}{'p50 ms':>10}{'p99 ms':>10}")
+    for figure in figures.values():
+        print(
+            f"{figure.name:18}{figure.per_second:12,.0f}"
+            f"{_milliseconds(figure.p50_us):>10}{_milliseconds(figure.p99_us):>10}"
+        )
+
+
+def _milliseconds(latency_us: float | None) -> str:
+    return "" if latency_us is None else f"{latency_us / 1000:.2f}"
+
+
+def _print_ratios(ratios: list[Ratio], figures: dict[str, Figure]) -> None:
+    print()
+    for ratio in ratios:
+        print(f"{ratio.name:44}{ratio.value(figures):8.2f}   goal: {ratio.goal}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

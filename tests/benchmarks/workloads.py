@@ -1,0 +1,104 @@
+"""Which workloads there are and how one round of each is measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agentbus.encoding import decode_trusted, encode
+from tests.benchmarks.figures import Sample
+from tests.benchmarks.load import CHANNEL, Load
+from tests.benchmarks.references import (
+    Floor,
+    RedisAlways,
+    Scratch,
+    measure_simplebroker,
+    missing_nats,
+    missing_simplebroker,
+)
+from tests.bus_fixture import ROOT, ThrowAwayBus
+
+FLOOR_BATCH = 64
+
+BUS_SETTINGS: dict[str, Any] = {
+    "sqlite_synchronous": "full",
+    "search_engine": "redis",
+    "send_messages_per_second": 10_000,
+    "send_kib_per_second": 65_536,
+    "log_level": "warn",
+}
+"""The default durability; rates out of the way. Redis with search: the more costly projection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`measure(seconds)` is one round. Rounds of all workloads alternate."""
+
+    name: str
+    measure: Callable[[float], Sample]
+
+
+@contextmanager
+def workloads(say: Callable[[str], None]) -> Iterator[list[Workload]]:
+    """Everything that can be measured here, running; says what is left out and why."""
+    with ExitStack() as stack:
+        scratch = stack.enter_context(Scratch())
+        bus = stack.enter_context(ThrowAwayBus(**BUS_SETTINGS))
+        with bus.attach("Setup") as setup:
+            setup.call("create_channel", name=CHANNEL)
+        redis = stack.enter_context(closing(RedisAlways(scratch)))
+        floor_1 = stack.enter_context(closing(Floor(scratch, 1)))
+        floor_64 = stack.enter_context(closing(Floor(scratch, FLOOR_BATCH)))
+        yield [
+            Workload("floor-1", floor_1.measure),
+            *_accept("accept", "bus", bus.runtime.socket),
+            Workload("deliver", lambda seconds: _deliver(bus, seconds)),
+            Workload("floor-64", floor_64.measure),
+            *_accept("redis", "redis", redis.socket_path),
+            *_simplebroker(scratch, say),
+        ]
+        if (why := missing_nats()) is not None:
+            say(f"skipped: NATS JetStream ({why})")
+
+
+def _accept(prefix: str, target: str, socket_path: Path) -> list[Workload]:
+    def workload(name: str, clients: int, in_flight: int) -> Workload:
+        def measure(seconds: float) -> Sample:
+            return _generate(target, socket_path, clients, in_flight, seconds)
+
+        return Workload(f"{prefix}-{name}", measure)
+
+    return [workload("1", 1, 1), workload("8", 8, 1), workload("8x16", 8, 16)]
+
+
+def _deliver(bus: ThrowAwayBus, seconds: float) -> Sample:
+    return _generate("bus", bus.runtime.socket, 1, 1, seconds, "--deliver")
+
+
+def _simplebroker(directory: Path, say: Callable[[str], None]) -> list[Workload]:
+    if (why := missing_simplebroker()) is not None:
+        say(f"skipped: simplebroker ({why})")
+        return []
+    return [
+        Workload("simplebroker-1", lambda seconds: measure_simplebroker(directory, 1, seconds)),
+        Workload("simplebroker-8", lambda seconds: measure_simplebroker(directory, 8, seconds)),
+    ]
+
+
+def _generate(
+    target: str,
+    socket_path: Path,
+    clients: int,
+    in_flight: int,
+    seconds: float,
+    *options: str,
+) -> Sample:
+    load = Load(target, str(socket_path), clients, in_flight, seconds)  # type: ignore[arg-type]
+    argv = [sys.executable, "-m", "tests.benchmarks.load", *options, encode(asdict(load)).decode()]
+    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    return Sample(**decode_trusted(done.stdout))

@@ -1,0 +1,96 @@
+"""Usage, errors and exit codes of both command lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentbus.cli import admin, bus, entry
+from agentbus.errors import InternalError, ValidationError
+from tests.bus_fixture import ThrowAwayBus
+from tests.cli.command import agentbus, agentbus_admin, run
+
+HEAVY = ("mcp", "peewee", "pykka", "redis", "pydantic")
+
+
+@pytest.mark.parametrize("command", [agentbus, agentbus_admin])
+def test_help_names_every_exit_code(stopped_bus: ThrowAwayBus, command: object) -> None:
+    shown = command(stopped_bus, "--help")  # type: ignore[operator]
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "Usage:" in shown.stdout
+    assert "Exit codes:" in shown.stdout
+
+
+def test_version_is_told(stopped_bus: ThrowAwayBus) -> None:
+    assert agentbus(stopped_bus, "--version").stdout.startswith("agentbus 0.")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["fly"], ["status", "--colour"], ["mcp", "--agent"], ["stop", "now"], ["reset", "--keep"]],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bus.main(arguments) == entry.EXIT_USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("agentbus: ")
+    assert err.count("\n") == 1
+
+
+def test_wrong_usage_of_the_admin_command_is_exit_code_2() -> None:
+    assert admin.main(["fly"]) == entry.EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValidationError("bad"), entry.EXIT_USAGE),
+        (InternalError("bad"), entry.EXIT_FAILURE),
+        (entry.NotRunningError(), entry.EXIT_NOT_RUNNING),
+        (PermissionError(13, "denied", "/x"), entry.EXIT_FAILURE),
+        (RuntimeError("line one\nline two \x1b[2J"), entry.EXIT_FAILURE),
+        (KeyboardInterrupt(), entry.EXIT_INTERRUPTED),
+    ],
+)
+def test_every_error_is_one_line_and_never_a_traceback(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> int:
+        raise error
+
+    assert entry.run(fails) == code
+    shown = capsys.readouterr().err
+    assert shown.startswith("agentbus: ")
+    assert shown.count("\n") == 1
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["stop"], ["--help"], ["status", "--json"]])
+def test_light_commands_load_nothing_heavy(stopped_bus: ThrowAwayBus, arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from agentbus.cli.bus import main\n"
+        "try:\n"
+        f"    main({arguments!r})\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        f"print('LOADED', *[name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    shown = run(["-c", code], stopped_bus.environment)
+    assert shown.stdout.splitlines()[-1] == "LOADED"
+
+
+def test_mcp_refuses_a_name_that_no_agent_can_have(stopped_bus: ThrowAwayBus) -> None:
+    refused = agentbus(stopped_bus, "mcp", "--agent", "x" * 129)
+    assert refused.returncode == entry.EXIT_USAGE
+    assert "128 bytes" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_mcp_without_a_name_needs_a_folder_with_one(
+    stopped_bus: ThrowAwayBus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir("/")
+    assert bus.main(["mcp"]) == entry.EXIT_USAGE
+    assert "--agent" in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""The human status bears whatever a daemon in trouble can still tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentbus.cli.admin.status_view import print_status
+
+ERROR = {"error": {"code": "unavailable", "message": "the database is busy", "retryable": True}}
+
+
+def _shown(status: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    print_status(status)
+    return capsys.readouterr().out
+
+
+def test_empty_status_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown" in _shown({}, capsys)
+
+
+def test_parts_that_could_not_be_had_do_not_hide_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = {
+        "state": "recovering",
+        "epoch": 3,
+        "progress": {"done": 10, "total": 50},
+        "redis": None,
+        "store": ERROR,
+        "budgets": {"sqlite": {"used_bytes": None, "limit_bytes": 1 << 30}, "binding": None},
+        "sessions": [{"display_name": "Sam", "subscriptions": ERROR}],
+        "errors": [{"at": "2026-01-31T12:00:00.000Z", "what": "projection lost: \x1b[2J"}],
+        "notes": ["the configuration file cannot be used"],
+    }
+    shown = _shown(status, capsys)
+    assert "recovering, 10 of 50 messages (recovery epoch 3)" in shown
+    assert "unknown of 1024.0 MiB" in shown
+    assert "Sam" in shown
+    assert r"projection lost: \x1b[2J" in shown
+    assert "cannot be used" in shown
+
+
+def test_markup_in_a_name_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _shown({"sessions": [{"display_name": "[red]Sam[/red] :smile:"}]}, capsys)
+    assert "[red]Sam[/red] :smile:" in shown
+
+
+def test_relaxed_durability_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _shown({"config": {"values": {"sqlite_synchronous": "normal"}}}, capsys)
+    assert "power loss" in shown
