@@ -69,6 +69,13 @@ LOG_FILES = 4
 
 INSPECTION_OUTPUT_BYTES = 64 * KIB
 INSPECTIONS_AT_ONCE = 32
+"""Runs of the inspection command, one per sender."""
+
+INSPECTIONS_WAITING = 256
+"""Mutations that wait for one of those runs to end; beyond: `overloaded`."""
+
+INSPECTION_REASON_CHARACTERS = 1000
+"""Of a denial's reason, as its caller sees it; a longer one is cut."""
 
 WAIT_UNKNOWN_CLIENT_SECONDS = 50
 """Longest effective receive wait for a client whose tool limit is not known."""

@@ -37,12 +37,17 @@ def fingerprint(operation: Submitted) -> bytes:
 
 def payload_of(operation: Submitted) -> bytes:
     """The canonical JSON of what was submitted; its length is what the byte rate is charged."""
-    payload: dict[str, Any] = {}
+    return encode_canonical([operation.NAME, submitted_fields(operation)])
+
+
+def submitted_fields(operation: Submitted) -> dict[str, Any]:
+    """What the caller gave, by field; a field at its default counts as not given."""
+    given = {}
     for name, default in _payload_fields(type(operation)):
         value = getattr(operation, name)
         if value != default:
-            payload[name] = value
-    return encode_canonical([operation.NAME, payload])
+            given[name] = value
+    return given
 
 
 def digest(payload: bytes) -> bytes:
