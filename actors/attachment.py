@@ -27,6 +27,7 @@ from actors.messages import (
     HandoffReported,
     LedgerMessage,
     Link,
+    NoticePosted,
     ProjectorMessage,
     PullAsked,
     PullCancelled,
@@ -41,12 +42,13 @@ from actors.messages import (
     Wake,
     Watch,
 )
+from actors.notices import notice_of
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.timer import Timer, TimerHandle
 from agentbus.clock import Clock
 from agentbus.config import Config
-from agentbus.encoding import encode_line
+from agentbus.encoding import encode_line, raw
 from agentbus.envelope import rfc3339
 from agentbus.errors import (
     BusError,
@@ -63,9 +65,13 @@ from agentbus.projection.errors import ProjectionError
 from agentbus.projection.streams import StreamReader
 from agentbus.protocol.operations import (
     CreateChannel,
+    DeleteMemory,
     Discover,
+    EditMemory,
+    GetMemory,
     History,
     ListChannels,
+    MutatingOperation,
     Send,
     Subscribe,
     Unsubscribe,
@@ -79,12 +85,14 @@ from agentbus.rules.receipts import digest, payload_of
 from agentbus.store.changes import (
     CloseSubscription,
     MakeChannel,
+    MemoryRemoved,
+    MemoryRevised,
     MoveCursors,
     OpenSubscription,
-    SendMessage,
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
+    mutation,
 )
 from agentbus.store.reader import Reader
 
@@ -197,6 +205,8 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._pull_ended(number)
             case PullCancelled(cancel):
                 self._pull_ended(cancel.number)
+            case NoticePosted(memory):
+                self._memory_changed(memory)
             case SubscriptionsChanged(facts):
                 for fact in facts:
                     self._subscription_changed(fact)
@@ -220,8 +230,10 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             raise self._unavailable()
         operation, reply_to = request.operation, request.reply_to
         match operation:
-            case Send():
-                self._send(operation, reply_to)
+            case Send() | EditMemory() | DeleteMemory():
+                self._mutate(operation, reply_to)
+            case GetMemory():
+                reply_to.set(self._profile.get_memory(self._store, operation))
             case CreateChannel():
                 self._submit(MakeChannel(operation, self._attachment), reply_to)
             case Subscribe():
@@ -244,21 +256,22 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             case _:
                 assert_never(operation)
 
-    def _send(self, operation: Send, reply_to: Reply) -> None:
+    def _mutate(self, operation: MutatingOperation, reply_to: Reply) -> None:
+        name = operation.NAME
         if operation.operation_id is None:
-            raise ValidationError("send: operation_id is required on this connection")
+            raise ValidationError(f"{name}: operation_id is required on this connection")
         payload = payload_of(operation)
         size_bytes = len(payload)
         limit_bytes = self._config.max_message_kib * KIB
         if size_bytes > limit_bytes:
             raise TooLargeError(
-                f"send: the message takes at least {size_bytes} bytes, the limit is {limit_bytes} "
-                "(max_message_kib); shorten it, or send a reference to a file"
+                f"{name}: the message takes at least {size_bytes} bytes, the limit is "
+                f"{limit_bytes} (max_message_kib); shorten it, or send a reference to a file"
             )
         now_s = self._clock.monotonic_s()
         rate_ok = self._rates.reserve(size_bytes, now_s)
-        change = SendMessage(
-            operation=operation,
+        change = mutation(
+            operation,
             operation_id=operation.operation_id,
             fingerprint=digest(payload),
             sender=self._profile.sender,
@@ -344,7 +357,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                     continue
                 delivery = self._feeds.pull(feed, after, left_count, left_bytes, pull.include_own)
                 left_count -= len(delivery.records)
-                left_bytes -= sum(map(len, delivery.records))
+                left_bytes -= delivery.size_bytes
                 deliveries.append(delivery)
         except ProjectionError:
             self._projection_trouble()
@@ -365,6 +378,33 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def _end_pulls(self, error: BusError) -> None:
         for number in list(self._pulls):
             self._settle_pull(number).set_exception(error)
+
+    def _memory_changed(self, fact: MemoryRevised | MemoryRemoved) -> None:
+        """What was sent before shows what is no longer so: certain to be told, unlike the notice.
+
+        A record that is confirmed is not shown again, so its new text need not travel.
+        """
+        feed = self._feeds.of_channel(fact.channel_id)
+        if feed is None or self._readiness.state != "ready":
+            return
+        if fact.position <= feed.sent:
+            envelope = None
+            if isinstance(fact, MemoryRevised) and fact.position > feed.confirmed:
+                envelope = raw(fact.envelope)
+            self._link.send(
+                self._frame(
+                    "invalidate",
+                    subscription=feed.subscription,
+                    memory_id=fact.memory_id,
+                    position=fact.position,
+                    envelope=envelope,
+                )
+            )
+        own = fact.sender.session_id == self._attachment.session_id
+        if not own and not self._link.queued_bytes:
+            self._link.send(
+                self._frame("notice", epoch=self._readiness.epoch, notice=notice_of(fact))
+            )
 
     # --- handoff and cursors ---
 

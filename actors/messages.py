@@ -15,6 +15,7 @@ from actors.base import Address, Reply
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding
 from agentbus.ids import ChannelId, RecoveryEpoch, Sequence
+from agentbus.inspection import Verdict
 from agentbus.protocol.operations import DaemonOperation
 from agentbus.protocol.session import (
     Attach,
@@ -28,6 +29,9 @@ from agentbus.protocol.session import (
 from agentbus.store.changes import (
     Change,
     Fact,
+    MemoryRemoved,
+    MemoryRevised,
+    Mutation,
     PruneResult,
     SessionBound,
     SubscriptionClosed,
@@ -46,6 +50,9 @@ class Link(Protocol):
 
     @property
     def last_seen_s(self) -> float: ...
+
+    @property
+    def queued_bytes(self) -> int: ...
 
     def send(self, frame: bytes) -> bool: ...
 
@@ -149,8 +156,23 @@ class RateRefunded:
 
 
 @dataclass(frozen=True, slots=True)
+class MutationSettled:
+    """A mutation of this attachment was answered; the next one may go to the ledger.
+
+    Only where an inspection command is configured.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Detached:
     """The registrar has ended this attachment; flush what is pending and stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoticePosted:
+    """A memory was edited or deleted, and Redis holds it so. Passed on to every watcher."""
+
+    fact: MemoryRevised | MemoryRemoved
 
 
 AttachmentMessage: TypeAlias = (
@@ -164,8 +186,10 @@ AttachmentMessage: TypeAlias = (
     | PullAsked
     | PullDue
     | PullCancelled
+    | NoticePosted
     | SubscriptionsChanged
     | RateRefunded
+    | MutationSettled
     | ReadinessChanged
     | Detached
 )
@@ -202,7 +226,29 @@ class Unfence:
     epoch: RecoveryEpoch
 
 
-LedgerMessage: TypeAlias = Submit | Fence | Unfence
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The inspection of that ticket has ended."""
+
+    ticket: int
+    verdict: Verdict
+
+
+LedgerMessage: TypeAlias = Submit | Inspected | Fence | Unfence
+
+
+# --- Inspector ---
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Run the inspection command on a mutation and answer its verdict."""
+
+    mutation: Mutation
+    reply_to: Reply
+
+
+InspectorMessage: TypeAlias = Inspect
 
 
 # --- RedisProjector ---
@@ -255,7 +301,7 @@ class Unwatch:
     watcher: Address[AttachmentMessage]
 
 
-ChannelMessage: TypeAlias = Projected | Watch | Unwatch
+ChannelMessage: TypeAlias = Projected | Watch | Unwatch | NoticePosted
 
 
 # --- Registrar ---

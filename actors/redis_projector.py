@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import assert_never
 
 from actors.base import Address, BusActor, describe_failure
@@ -22,20 +23,21 @@ from actors.messages import (
     CaughtUp,
     CheckRedis,
     Committed,
+    NoticePosted,
     Projected,
     ProjectionLost,
     ProjectorMessage,
     SupervisorMessage,
 )
-from agentbus.ids import BusId, ChannelId, Sequence, SessionId
+from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
+from agentbus.ids import BusId, Sequence
 from agentbus.projection.connection import Client
-from agentbus.projection.documents import document_of_envelope, document_of_message
 from agentbus.projection.errors import ProjectionError
 from agentbus.projection.launching import RedisInfo
 from agentbus.projection.rebuild import Rebuild, Replay, UpToDate, clear, needs, rebuild, replay
 from agentbus.projection.search import ensure_index
 from agentbus.projection.server import RedisServer
-from agentbus.projection.streams import StreamEntry, StreamWriter
+from agentbus.projection.streams import StreamWriter
 from agentbus.store.changes import Fact, MessageAppended, MessagesRemoved
 from agentbus.store.reader import Reader
 
@@ -44,7 +46,6 @@ _log = logging.getLogger(__name__)
 PIPELINE_ENTRIES = 512
 """Messages of one pipelined call: bounds its memory and how long other work waits."""
 
-CATCH_UP_ENTRIES = 1000
 PROGRESS_EVERY_S = 0.2
 
 
@@ -141,48 +142,32 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             self._lose(error.message)
 
     def _write(self, facts: list[Fact]) -> None:
-        """Facts in order: runs of appended messages in one call each, removals between them."""
-        appended: list[MessageAppended] = []
+        """Facts in order: runs of new content in one call each, removals between them."""
+        content: list[ContentFact] = []
         for fact in facts:
-            if isinstance(fact, MessageAppended):
-                appended.append(fact)
+            if isinstance(fact, ContentFact):
+                content.append(fact)
             elif isinstance(fact, MessagesRemoved):
-                self._append(appended)
-                appended = []
+                self._write_content(content)
+                content = []
                 self._writer.remove(fact.channel_id, fact.through, fact.sequences)
-        self._append(appended)
+        self._write_content(content)
 
-    def _append(self, appended: list[MessageAppended]) -> None:
-        if not appended:
+    def _write_content(self, facts: list[ContentFact]) -> None:
+        if not facts:
             return
-        entries = [self._new_entry(fact) for fact in appended]
-        self._writer.project(entries, appended[-1].sequence)
-        self._projected += len(appended)
+        search = self._info.search
+        self._writer.project(
+            [projection_of(fact, search=search) for fact in facts], facts[-1].sequence
+        )
+        self._projected += len(facts)
         self._pipelines += 1
-        heads = {fact.channel_id: fact.sequence for fact in appended}
+        heads = {fact.channel_id: fact.sequence for fact in facts if type(fact) is MessageAppended}
         for channel_id, head in heads.items():
             self._channels.address(channel_id).tell(Projected(head))
-
-    def _new_entry(self, fact: MessageAppended) -> StreamEntry:
-        sender = fact.sender
-        document = None
-        if self._info.search:
-            document = document_of_message(
-                fact.body,
-                channel=fact.channel,
-                sender=sender.agent,
-                session_id=sender.session_id,
-                sent_at_ms=fact.sent_at_us // 1000,
-            )
-        return StreamEntry(
-            fact.channel_id, fact.sequence, sender.session_id, fact.envelope, document
-        )
-
-    def _stored_entry(
-        self, channel_id: ChannelId, sequence: Sequence, session_id: SessionId, envelope: bytes
-    ) -> StreamEntry:
-        document = document_of_envelope(envelope) if self._info.search else None
-        return StreamEntry(channel_id, sequence, session_id, envelope, document)
+        for fact in facts:
+            if not isinstance(fact, MessageAppended):
+                self._channels.address(fact.channel_id).tell(NoticePosted(fact))
 
     def _check(self) -> None:
         if self._lost:
@@ -236,19 +221,21 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _fill(self, order: CatchUp) -> None:
         removed = {row.channel_id: row.removed_through for row in self._store.channels()}
-        need = needs(self._client, self._bus_id, order.through)
+        need = needs(self._client, self._bus_id, order.through, self._store.purged_through())
         if isinstance(need, Rebuild):
             _log.info("rebuilding the projection: %s", need.reason)
             clear(self._client)
         if self._info.search:
             ensure_index(self._client)
+        store, search = self._store, self._info.search  # the ledger is fenced meanwhile
         match need:
             case UpToDate():
                 return
             case Replay(after):
                 replay(
                     self._writer,
-                    self._batches(after),
+                    memory_changes(store, after, search=search),
+                    messages(store, after, search=search),
                     order.through,
                     removed,
                     order.through - after,
@@ -258,25 +245,17 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 rebuild(
                     self._writer,
                     self._bus_id,
-                    self._batches(Sequence(0)),
+                    chain(
+                        memories(store, Sequence(0), search=search),
+                        messages(store, Sequence(0), search=search),
+                    ),
                     order.through,
                     removed,
-                    self._store.counts()["messages"],
+                    store.counts()["messages"],
                     self._progress(order),
                 )
             case _:
                 assert_never(need)
-
-    def _batches(self, after: Sequence) -> Iterator[list[StreamEntry]]:
-        """Everything retained after a sequence, in commit order; the ledger is fenced meanwhile."""
-        while messages := self._store.scan(after, CATCH_UP_ENTRIES):
-            yield [
-                self._stored_entry(
-                    message.channel_id, message.sequence, message.session_id, message.envelope
-                )
-                for message in messages
-            ]
-            after = messages[-1].sequence
 
     def _progress(self, order: CatchUp) -> Callable[[int, int], None]:
         told_s = 0.0

@@ -3,7 +3,8 @@
 Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`, the
 operations of operations.py, and for people `status`, `channels`, `sessions`, `stop`, `reset`.
 Client to daemon, notifications: `credit`, `used`, `cancel_pull`.
-Daemon to client, notifications: `deliver`, `expired`, `readiness`, `detached`, `stopping`.
+Daemon to client, notifications: `deliver`, `invalidate`, `notice`, `expired`, `readiness`,
+`detached`, `stopping`.
 
 Every frame of an attachment names it as `attachment: [session_id, generation]`. Sequences and
 positions are those of the bus, `subscription` is a row id. See docs/protocol.md for the shapes.
@@ -134,6 +135,9 @@ class GapRange:
 class Delivery:
     """What one subscription has to show between two positions: `after` (exclusive) to `through`.
 
+    Each record is a position and an envelope. The position is the envelope's sequence, of a memory
+    the sequence of its creation, whichever revision the envelope is.
+
     `gaps` lie before or between the records by their sequences. Own messages are left out unless
     asked for, so `through` may be above the last record. Records up to `redelivered_through` were
     handed off before without being confirmed.
@@ -144,19 +148,24 @@ class Delivery:
     after: Sequence
     through: Sequence
     redelivered_through: Sequence
-    records: tuple[bytes, ...]
+    records: tuple[tuple[Sequence, bytes], ...]
     gaps: tuple[GapRange, ...] = ()
     oldest_retained: Sequence | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the envelopes."""
+        return sum(len(envelope) for _, envelope in self.records)
+
     def as_data(self) -> dict[str, Any]:
-        """For a frame; the records are embedded as they were encoded by the ledger."""
+        """For a frame; the envelopes are embedded as they were encoded by the ledger."""
         data: dict[str, Any] = {
             "subscription": self.subscription,
             "channel": self.channel,
             "after": self.after,
             "through": self.through,
             "redelivered_through": self.redelivered_through,
-            "records": [raw(record) for record in self.records],
+            "records": [[position, raw(envelope)] for position, envelope in self.records],
         }
         if self.gaps:
             data["gaps"] = [[gap.from_sequence, gap.to_sequence, gap.cause] for gap in self.gaps]

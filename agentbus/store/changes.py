@@ -128,6 +128,19 @@ class PruneSlice:
     max_rows: int
 
 
+def mutation(
+    operation: MutatingOperation, **rest: Any
+) -> SendMessage | ReviseMemory | RemoveMemory:
+    """The change that an operation asks for."""
+    match operation:
+        case Send():
+            return SendMessage(operation, **rest)
+        case EditMemory():
+            return ReviseMemory(operation, **rest)
+        case DeleteMemory():
+            return RemoveMemory(operation, **rest)
+
+
 Change: TypeAlias = (
     SendMessage
     | ReviseMemory
