@@ -10,24 +10,31 @@ from collections.abc import Callable
 from typing import assert_never
 
 from actors.base import Address, BusActor
+from actors.inspections import InspectionDesk, refusal
 from actors.messages import (
     CatchUp,
     Committed,
     Fence,
+    Inspected,
     LedgerMessage,
+    MutationSettled,
     ProjectorMessage,
     RateRefunded,
     Submit,
     SubscriptionsChanged,
     Unfence,
 )
-from agentbus.errors import UnavailableError, UnknownOutcomeError
+from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import RecoveryEpoch
+from agentbus.inspection import Allowed
 from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS
 from agentbus.store.changes import (
+    Change,
     Done,
     Fact,
+    Mutation,
     Outcome,
+    Refused,
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
@@ -49,16 +56,21 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
        actor dies; the daemon then ends and the next one reads the receipts from disk.
     5. While fenced no change is accepted. The fence rides the mailbox, so that everything before it
        is committed and told before the projector is asked to catch up.
+    6. With an inspection command, a mutation that has no receipt goes to the desk first and joins a
+       batch when it was allowed; then its attachment and its receipt are checked again. A verdict
+       that comes after a fence changes nothing: its caller has heard `unavailable`.
     """
 
     def __init__(
         self,
         open_store: Callable[[], LedgerStore],
         projector: Address[ProjectorMessage],
+        desk: InspectionDesk | None = None,
     ) -> None:
         super().__init__()
         self._open_store = open_store
         self._projector = projector
+        self._desk = desk
         self._store: LedgerStore | None = None
         self._batch: list[Submit] = []
         self._batch_bytes = 0
@@ -69,6 +81,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     def on_stop(self) -> None:
         self._commit()
+        self._abandon_inspections(
+            UnavailableError("the bus is stopping; nothing was committed, try again later")
+        )
         if self._store is not None:
             self._store.close()
 
@@ -81,6 +96,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         match message:
             case Submit():
                 self._submit(message)
+            case Inspected():
+                self._inspected(message)
             case Fence():
                 self._raise_fence(message)
             case Unfence():
@@ -96,20 +113,52 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     def _submit(self, submit: Submit) -> None:
         if self._fence is not None:
-            submit.reply_to.set_exception(
-                UnavailableError(
-                    "the bus is starting or recovering; nothing was committed, try again shortly",
-                    retry_after_ms=self._fence.retry_after_ms,
-                )
-            )
-            self._refund(submit)
-            return
+            self._answer(submit, Refused(_fenced(self._fence)))
+        elif self._desk is not None and isinstance(submit.change, Mutation):
+            self._inspect(self._desk, submit.change, submit)
+        else:
+            self._take(submit)
+
+    def _take(self, submit: Submit) -> None:
         self._batch.append(submit)
         self._batch_bytes += submit.reserved_bytes
+
+    def _inspect(self, desk: InspectionDesk, mutation: Mutation, submit: Submit) -> None:
+        """Answer a repeat and what is refused without the command; hand in what is new."""
+        if any(_is_same_operation(batched.change, mutation) for batched in self._batch):
+            self._commit()
+        assert self._store is not None
+        outcome = self._store.look_up(mutation)
+        if outcome is None:
+            try:
+                desk.enter(mutation, submit, self.address)
+            except BusError as error:
+                outcome = Refused(error)
+        if outcome is not None:
+            self._answer(submit, outcome)
+
+    def _inspected(self, inspected: Inspected) -> None:
+        assert self._desk is not None
+        submits = self._desk.settle(inspected)
+        if isinstance(inspected.verdict, Allowed):
+            for submit in submits:
+                self._take(submit)
+        elif submits:
+            change = submits[0].change
+            assert isinstance(change, Mutation)
+            refused = Refused(refusal(change, inspected.verdict))
+            for submit in submits:
+                self._answer(submit, refused)
+
+    def _abandon_inspections(self, error: BusError) -> None:
+        if self._desk is not None:
+            for submit in self._desk.abandon():
+                self._answer(submit, Refused(error))
 
     def _raise_fence(self, fence: Fence) -> None:
         self._commit()
         self._fence = fence
+        self._abandon_inspections(_fenced(fence))
         assert self._store is not None
         self._projector.tell(CatchUp(fence.epoch, self._store.last_sequence))
 
@@ -143,19 +192,32 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             self._projector.tell(Committed(tuple(facts), self._store.last_sequence))
 
     def _answer(self, submit: Submit, outcome: Outcome) -> None:
-        if not isinstance(outcome, Done):
+        if isinstance(outcome, Done):
+            submit.reply_to.set(outcome.result)
+        else:
             submit.reply_to.set_exception(outcome.error)
-            self._refund(submit)
+        if submit.origin is None:
             return
-        submit.reply_to.set(outcome.result)
-        if not outcome.charged:
-            self._refund(submit)
-        if submit.origin is not None:
+        if submit.reserved_bytes and not (isinstance(outcome, Done) and outcome.charged):
+            submit.origin.tell(RateRefunded(submit.reserved_bytes))
+        if self._desk is not None and isinstance(submit.change, Mutation):
+            submit.origin.tell(MutationSettled())
+        if isinstance(outcome, Done):
             changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
             if changed:
                 submit.origin.tell(SubscriptionsChanged(changed))
 
-    @staticmethod
-    def _refund(submit: Submit) -> None:
-        if submit.reserved_bytes and submit.origin is not None:
-            submit.origin.tell(RateRefunded(submit.reserved_bytes))
+
+def _fenced(fence: Fence) -> UnavailableError:
+    return UnavailableError(
+        "the bus is starting or recovering; nothing was committed, try again shortly",
+        retry_after_ms=fence.retry_after_ms,
+    )
+
+
+def _is_same_operation(change: Change, mutation: Mutation) -> bool:
+    return (
+        isinstance(change, Mutation)
+        and change.operation_id == mutation.operation_id
+        and change.attachment.session_id == mutation.attachment.session_id
+    )

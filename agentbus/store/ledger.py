@@ -48,6 +48,7 @@ from agentbus.store.connection import CommitUncertain, check_ours, open_writer, 
 from agentbus.store.creation import create
 from agentbus.store.memories import remove_memory, revise_memory
 from agentbus.store.pruning import prune_slice
+from agentbus.store.receipts import admit
 from agentbus.store.sending import send_message
 from agentbus.store.subscribing import (
     close_subscription,
@@ -147,6 +148,21 @@ class LedgerStore:
     def close(self) -> None:
         """Let go of the file; SQLite then folds the WAL into it."""
         self._connection.close()
+
+    def look_up(self, change: Mutation) -> Outcome | None:
+        """What is certain before a mutation is inspected; None: it is new and may go on.
+
+        A repeat has the answer of the first time, and what `apply` would refuse for its attachment,
+        its operation id or its rate is refused. Only reads, and only what is committed.
+        """
+        work = Work(self._connection, self._config, self._committed, self._clock.wall_us())
+        try:
+            admission = admit(work, change)
+        except BusError as error:
+            return Refused(error)
+        except (sqlite3.Error, OSError) as error:
+            return Refused(UnavailableError(f"the database could not be read ({error})"))
+        return admission if isinstance(admission, Done) else None
 
     def apply(self, batch: Batch[Change]) -> list[Outcome]:
         """Commit a batch. The outcomes are in its order. Raises CommitUncertain.
