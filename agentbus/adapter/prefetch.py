@@ -166,8 +166,21 @@ class Prefetch:
         return sum(len(queue) for queue in self._subscriptions.values())
 
     @property
-    def channels(self) -> tuple[str, ...]:
-        return tuple(queue.channel for queue in self._subscriptions.values())
+    def has_untold_expiry(self) -> bool:
+        """Whether an expiry was in no result yet that was handed off."""
+        return any(not expiry.told and expiry.report is None for expiry in self._expired.values())
+
+    @property
+    def expired(self) -> list[dict[str, str]]:
+        """The expiry notices as a result shows them."""
+        return [
+            {"channel": expiry.channel, "expired_at": expiry.expired_at}
+            for expiry in self._expired.values()
+        ]
+
+    def channel_of(self, subscription: int) -> str:
+        """Of a subscription with something in a batch that was just taken."""
+        return self._subscriptions[subscription].channel
 
     def select(self, channels: Collection[str]) -> tuple[SubscriptionQueue, ...]:
         """The subscriptions a receive reads; all when none are named."""
@@ -191,7 +204,7 @@ class Prefetch:
 
     def has_waiting(self, channels: Collection[str]) -> bool:
         """Whether a take of these channels would carry something."""
-        return bool(self._expired_untold()) or any(
+        return self.has_untold_expiry or any(
             queue.head is not None for queue in self.select(channels)
         )
 
@@ -212,38 +225,25 @@ class Prefetch:
             for queue in selected:
                 queue.drop_own()
         entries: list[tuple[int, Entry]] = []
-        records = gaps = characters = size_bytes = 0
-        oversize = False
-        while not oversize:
-            waiting = [queue for queue in selected if queue.head is not None]
-            if not waiting:
-                break
+        room = _Room(budget)
+        while waiting := [queue for queue in selected if queue.head is not None]:
             queue = min(waiting, key=_head_first)
-            entry = queue.head
-            if isinstance(entry, Record):
-                if records == budget.count:
-                    break
-                characters += entry.characters + _MARK_CHARACTERS
-                size_bytes += entry.size_bytes
-                oversize = characters > budget.characters or size_bytes > budget.size_bytes
-                if oversize and entries:
-                    oversize = False
-                    break
-                records += 1
-            else:
-                characters += _GAP_CHARACTERS + len(queue.channel)
-                if gaps == GAPS_PER_RESULT or (characters > budget.characters and entries):
-                    break
-                gaps += 1
+            assert queue.head is not None
+            if not room.admits(queue.head, queue.channel):
+                break
             entries.append((queue.subscription, queue.take()))
         more = any(queue.head is not None for queue in selected)
         for queue in selected:
             queue.pass_over()
-        return Batch(tuple(entries), tuple(self._expired.values()), more, oversize)
+        return Batch(tuple(entries), tuple(self._expired.values()), more, room.oversize)
 
-    def replay(self) -> Batch:
-        """The records of the last result that was handed off, once more."""
-        return Batch(self._last_records, tuple(self._expired.values()), is_replay=True)
+    def replay(self, budget: Budget) -> Batch:
+        """The records of the last result that was handed off, once more, as far as they fit."""
+        room = _Room(budget)
+        fitting = [e for e in self._last_records if room.admits(e[1], "")]
+        more = len(fitting) < len(self._last_records)
+        expired = tuple(self._expired.values())
+        return Batch(tuple(fitting), expired, more, room.oversize, is_replay=True)
 
     def settle(self, batch: Batch, *, handed_off: bool, bytes_left: bool = False) -> None:
         """The result that carried this batch was handed off, or was not. Once per batch."""
@@ -353,8 +353,38 @@ class Prefetch:
                 self._credit_messages += 1
                 self._credit_bytes += record.size_bytes
 
-    def _expired_untold(self) -> list[Expiry]:
-        return [e for e in self._expired.values() if not e.told and e.report is None]
+
+class _Room:
+    """What is left of the budget of one result. Once it refuses an entry it refuses all others."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.oversize = False
+        self._budget = budget
+        self._records = self._gaps = self._characters = self._size_bytes = 0
+        self._full = False
+
+    def admits(self, entry: Entry, channel: str) -> bool:
+        """Whether the entry may go into the result; it is counted if so."""
+        is_first = not self._records and not self._gaps
+        if isinstance(entry, Record):
+            self._records += 1
+            self._characters += entry.characters + _MARK_CHARACTERS
+            self._size_bytes += entry.size_bytes + _MARK_CHARACTERS
+        else:
+            self._gaps += 1
+            self._characters += _GAP_CHARACTERS + len(channel)
+        too_large = (
+            self._characters > self._budget.characters or self._size_bytes > self._budget.size_bytes
+        )
+        if self._full or (too_large and not is_first):
+            self._full = True
+        elif too_large:
+            self.oversize = isinstance(entry, Record)
+            self._full = True
+            return True
+        elif self._records > self._budget.count or self._gaps > GAPS_PER_RESULT:
+            self._full = True
+        return not self._full
 
 
 def _head_first(queue: SubscriptionQueue) -> int:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentbus.cli.entry import EXIT_OK, Arguments, parse, run
-from agentbus.errors import ValidationError
+from agentbus.cli.entry import Arguments, parse, run
 
 USAGE = """agentbus: a durable local message bus for coding agents, spoken over MCP.
 
@@ -71,18 +70,7 @@ def _dispatch(arguments: Arguments) -> int:
 
 
 def _mcp(arguments: Arguments) -> int:
-    from agentbus.protocol.fields import check_name
-
-    agent = arguments["--agent"] if arguments["--agent"] is not None else Path.cwd().name
-    try:
-        agent = check_name(agent)
-        if arguments["--session"] is not None:
-            check_name(arguments["--session"], "session id")
-    except ValidationError as error:
-        raise ValidationError(f"mcp: --agent or --session {error.message}") from None
-    config_path = None if arguments["--config"] is None else Path(arguments["--config"])
-
     from agentbus.adapter.server import run as serve
 
-    serve(agent, config_path, arguments["--session"])
-    return EXIT_OK
+    config_path = None if arguments["--config"] is None else Path(arguments["--config"])
+    return serve(arguments["--agent"], config_path, arguments["--session"])

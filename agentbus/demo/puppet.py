@@ -48,7 +48,11 @@ class Puppet:
         )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, name=f"reader-{name}", daemon=True).start()
-        self.tools: list[str] = self._next("start", START_S)["tools"]
+
+    def wait_started(self) -> list[str]:
+        """Until its adapter has listed its tools, which are returned. Once, before any call."""
+        tools: list[str] = self._next("start", START_S)["tools"]
+        return tools
 
     def call(self, tool: str, **arguments: Any) -> Answer:
         """Call a tool and wait for its answer. Raises the BusError that it gave."""

@@ -51,12 +51,14 @@ class Story:
         self._transcript.scene("Two agents, each a process with an MCP server of its own")
         ada, bob = self._start("Ada"), self._start("Bob")
         for agent in (ada, bob):
+            tools = agent.wait_started()
             who = agent.call("whoami")
             self._say(
                 f"{agent.name} is {who.result['display_name']} in conversation "
                 f"{who.result['conversation']}; first call took {who.took_ms:.0f} ms"
             )
         self._say("nobody started a daemon: the first call did")
+        self._say(f"each has the tools {', '.join(tools)}")
         created = ada.call("create_channel", name=CHANNEL)
         self._say(f"Ada creates the channel {created.result['channel']}")
         for agent in (ada, bob):
@@ -91,8 +93,10 @@ class Story:
         self._transcript.scene(f"A message of {LONG_BYTES // KIB} KiB")
         text = ("The tide table, line by line. " * LONG_BYTES)[:LONG_BYTES]
         sent = self._send(ada, text, type="report", subject="Tide table")
+        self._say("Bob asks for it with max_kib; by default a result stays small for his model")
         heard = self._heard(
-            "Bob", bob.call("receive", channels=[CHANNEL], wait_seconds=WAIT_SECONDS)
+            "Bob",
+            bob.call("receive", channels=[CHANNEL], wait_seconds=WAIT_SECONDS, max_kib=64),
         )
         same = [message["content"] for message in heard] == [text]
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -163,6 +167,7 @@ class Story:
         self._agents.remove(bob)
         self._say("Bob is killed before he made another call; a new Bob resumes the conversation")
         bob = self._start("Bob")
+        bob.wait_started()
         second = self._heard(
             "Bob", bob.call("receive", channels=[CHANNEL], wait_seconds=WAIT_SECONDS)
         )

@@ -16,7 +16,7 @@ from agentbus.ids import SessionId
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, execute
 from agentbus.projection.errors import redis_errors
-from agentbus.rules.terms import encode_term, terms_and_words
+from agentbus.rules.terms import encode_term, indexed
 
 _TEXT_FIELDS = ("text", "whole")
 _TAG_FIELDS = ("channel", "sender", "session", "thread", "reply_to", "type", "tags")
@@ -62,10 +62,10 @@ def document_of(
 
     `channel` is the name; `sender` the agent's name.
     """
-    parts, whole = terms_and_words("\n".join([subject or "", content, *references]))
+    terms, whole = indexed("\n".join([subject or "", content, *references]))
     return SearchDocument(
-        text=" ".join(parts),
-        whole=" ".join(whole),
+        text=terms,
+        whole=whole,
         channel=_tag(channel),
         sender=_tag(sender),
         session=_tag(session_id),

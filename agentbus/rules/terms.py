@@ -64,6 +64,9 @@ _STROKES = str.maketrans(
         "ı": "i",
     }
 )
+_ASCII_BORDERS = {
+    code: " " for code in range(128) if not chr(code).isalnum()
+}  # what `_RUN` leaves out, as far as it is ASCII
 _PLAIN = re.compile("[a-y0-9]*")
 _HASH = re.compile(r"(?=(?:.*[0-9]){2})(?=.*[a-fA-F])(?:[0-9a-f]{7,}|[0-9A-F]{7,})")
 """Part of a commit id or UUID: its letters and digits alternate by chance and mean nothing."""
@@ -83,6 +86,20 @@ def whole_words(text: str) -> list[str]:
     In a script without spaces each character is a word, which is what finds a single one of them.
     """
     return terms_and_words(text)[1]
+
+
+def indexed(text: str) -> tuple[str, str]:
+    """`terms` and `whole_words`, each joined by spaces: what is stored of a message.
+
+    Plain ASCII takes a short cut through a few passes over the whole text, at a third of the cost.
+    """
+    if text.isascii():
+        runs = text.translate(_ASCII_BORDERS).split()
+        if max(map(len, runs), default=0) <= CACHED_RUN_CHARACTERS:
+            whole = " ".join(runs).lower().replace("z", "zz")
+            return " ".join(map(_ascii_parts, runs)), whole
+    parts, words = terms_and_words(text)
+    return " ".join(parts), " ".join(words)
 
 
 def terms_and_words(text: str) -> tuple[list[str], list[str]]:
@@ -141,6 +158,19 @@ def _analyse(run: str) -> _Analysis:
 
 
 _analysed_short = lru_cache(maxsize=CACHED_RUNS)(_analyse)
+
+
+class _AsciiParts(dict[str, str]):
+    """Short ASCII run -> its encoded parts, joined. Answers in half the time of lru_cache."""
+
+    def __missing__(self, run: str) -> str:
+        if len(self) >= CACHED_RUNS:
+            self.clear()
+        parts = self[run] = " ".join(_analyse(run)[0])
+        return parts
+
+
+_ascii_parts = _AsciiParts().__getitem__
 
 
 def _folded(text: str) -> str:

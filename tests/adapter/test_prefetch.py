@@ -382,16 +382,26 @@ def test_only_a_call_that_arrived_later_confirms() -> None:
 
 def test_replay_gives_the_last_result_again_without_moving_anything() -> None:
     prefetch = attached(1)
-    assert prefetch.replay().is_empty
+    assert prefetch.replay(PLENTY).is_empty
     arrive(prefetch, message(1), message(2), message(3))
     prefetch.settle(take(prefetch, count=2), handed_off=True)
     assert prefetch.report_due() is not None
     prefetch.settle(take(prefetch), handed_off=False)
-    replay = prefetch.replay()
+    replay = prefetch.replay(PLENTY)
     assert sequences(replay) == [1, 2]
     prefetch.settle(replay, handed_off=True)
     assert prefetch.report_due() is None
     assert sequences(take(prefetch)) == [3]
+
+
+def test_a_replay_keeps_the_ceiling_of_the_call_that_asks_for_it() -> None:
+    prefetch = attached(1)
+    arrive(prefetch, *(message(n, "x" * 100) for n in (1, 2, 3)))
+    prefetch.settle(take(prefetch), handed_off=True)
+    replay = prefetch.replay(Budget(1000, 200, 10**9))
+    assert sequences(replay) == [1]
+    assert replay.more
+    assert prefetch.replay(Budget(1000, 50, 10**9)).oversize
 
 
 def test_unsubscribing_forgets_what_waits_and_what_is_under_way() -> None:

@@ -140,12 +140,13 @@ def test_cutting_keeps_a_true_beginning_of_any_content(content: str, room: int) 
 
 def test_redelivered_records_are_marked_and_others_are_not() -> None:
     prefetch = prefetched(message(1, "a"), message(2, "b"))
-    budget = receive_budget(facts(), 1, 10_000)
-    prefetch.settle(prefetch.take((), budget), handed_off=False, bytes_left=True)
+    first = receive_budget(facts(), 1, 10_000)
+    budget = receive_budget(facts(), 1000, 10_000)
+    prefetch.settle(prefetch.take((), first), handed_off=False, bytes_left=True)
     answer, batch = receive(prefetch, 10_000)
     assert [record.get("redelivered") for record in answer.structured["messages"]] == [True, None]
     prefetch.settle(batch, handed_off=True)
-    replay = receive_answer(facts(), prefetch.replay(), lambda _: "general", budget)
+    replay = receive_answer(facts(), prefetch.replay(budget), lambda _: "general", budget)
     assert all(record["redelivered"] for record in replay.structured["messages"])
 
 

@@ -21,6 +21,7 @@ from tests.benchmarks.references import (
     missing_nats,
     missing_simplebroker,
 )
+from tests.benchmarks.tool_calls import to_adapter, to_empty_server
 from tests.bus_fixture import ROOT, ThrowAwayBus
 
 FLOOR_BATCH = 64
@@ -54,10 +55,14 @@ def workloads(say: Callable[[str], None]) -> Iterator[list[Workload]]:
         redis = stack.enter_context(closing(RedisAlways(scratch)))
         floor_1 = stack.enter_context(closing(Floor(scratch, 1)))
         floor_64 = stack.enter_context(closing(Floor(scratch, FLOOR_BATCH)))
+        adapter = stack.enter_context(closing(to_adapter(bus)))
+        empty = stack.enter_context(closing(to_empty_server(bus)))
         yield [
             Workload("floor-1", floor_1.measure),
             *_accept("accept", "bus", bus.runtime.socket),
             Workload("deliver", lambda seconds: _deliver(bus, seconds)),
+            Workload("mcp-1", adapter.measure),
+            Workload("mcp-empty", empty.measure),
             Workload("floor-64", floor_64.measure),
             *_accept("redis", "redis", redis.socket_path),
             *_simplebroker(scratch, say),

@@ -86,11 +86,3 @@ def test_mcp_refuses_a_name_that_no_agent_can_have(stopped_bus: ThrowAwayBus) ->
     assert refused.returncode == entry.EXIT_USAGE
     assert "128 bytes" in refused.stderr
     assert refused.stderr.count("\n") == 1
-
-
-def test_mcp_without_a_name_needs_a_folder_with_one(
-    stopped_bus: ThrowAwayBus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir("/")
-    assert bus.main(["mcp"]) == entry.EXIT_USAGE
-    assert "--agent" in capsys.readouterr().err

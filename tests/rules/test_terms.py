@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentbus.rules.terms import (
+    CACHED_RUN_CHARACTERS,
     SPLIT_CHARACTERS,
     WORD_CHARACTERS,
     encode_term,
+    indexed,
     terms,
     whole_words,
 )
@@ -164,3 +166,14 @@ def test_a_code_begins_with_another_exactly_when_the_texts_do(one: str, other: s
 @given(st.text(alphabet="aZz0é你"), st.text(alphabet="aZz0é你"))
 def test_different_texts_have_different_codes(one: str, other: str) -> None:
     assert (encode_term(one) == encode_term(other)) == (one == other)
+
+
+@given(st.text() | st.text(st.characters(max_codepoint=127), max_size=300))
+def test_what_is_indexed_is_the_joined_terms_and_words(text: str) -> None:
+    assert indexed(text) == (" ".join(terms(text)), " ".join(whole_words(text)))
+
+
+@pytest.mark.parametrize("length", [CACHED_RUN_CHARACTERS, CACHED_RUN_CHARACTERS + 1, 200])
+def test_the_short_cut_for_ascii_ends_where_runs_are_long(length: int) -> None:
+    text = f"aZ1 {'bZ2' * length}"[: length + 4]
+    assert indexed(text) == (" ".join(terms(text)), " ".join(whole_words(text)))

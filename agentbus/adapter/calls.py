@@ -1,0 +1,328 @@
+"""What each tool call does: from its arguments and evidence to an answer and its delivery.
+
+Owns: the conversations of this process, the tool calls in flight, what a receive waits for. Never:
+lets an exception out (an answer always comes), speaks MCP. Used in the thread of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentbus.adapter.binding import Binder, Binding, Caller
+from agentbus.adapter.conversation import Conversation, Profile, Retry
+from agentbus.adapter.handoff import Delivery, Outcome, current_delivery
+from agentbus.adapter.link import Link
+from agentbus.adapter.prefetch import Batch, Budget, Prefetch
+from agentbus.adapter.results import (
+    Answer,
+    Header,
+    ReceiveFacts,
+    answer,
+    ceiling_characters,
+    error_answer,
+    fit_history_message,
+    fit_list,
+    receive_answer,
+    receive_budget,
+)
+from agentbus.adapter.tools import parse_call
+from agentbus.config import Config
+from agentbus.encoding import encode
+from agentbus.errors import BusError, InternalError, OverloadedError
+from agentbus.identity import SessionIdentity
+from agentbus.ids import new_id
+from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT, KIB, MIB, RESULT_BYTES
+from agentbus.protocol.operations import History, Operation, Receive
+
+_log = logging.getLogger(__name__)
+
+_EMPTY_WAITS_BEFORE_HINT = 3
+_HINT = (
+    "Nothing came in several waits in a row. Each wait costs a turn: go on with other work and "
+    "look again later, or give a longer wait_seconds."
+)
+_SHUTDOWN_REPORTS_S = 0.3
+_LISTS = {"list_channels": "channels", "discover": "sessions"}
+"""Tools whose answer is one list, cut to the ceiling."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class ResultDelivery(Delivery):
+    """A result on its way out, with what it carries and whose it is."""
+
+    conversation: Conversation
+    prefetch: Prefetch
+    batch: Batch | None
+    notices: tuple[dict[str, Any], ...]
+
+
+def _settled(delivery: Delivery) -> None:
+    assert isinstance(delivery, ResultDelivery)
+    if delivery.handed_off:
+        delivery.conversation.notices_told(delivery.notices)
+    if delivery.batch is not None:
+        delivery.conversation.settle(
+            delivery.prefetch,
+            delivery.batch,
+            handed_off=delivery.handed_off,
+            bytes_left=delivery.bytes_left,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One sound tool call. `arrival` is for confirming what was handed off before it came."""
+
+    name: str
+    operation: Operation
+    arguments: dict[str, Any]
+    caller: Caller
+    conversation: Conversation
+    arrival: int
+
+    @property
+    def header(self) -> Header:
+        conversation = self.conversation
+        return Header(
+            conversation.display_name, conversation.prefetch.pending, tuple(conversation.notices)
+        )
+
+    def deliver(self, batch: Batch | None) -> None:
+        """From now on the transport says what became of the result of this task."""
+        conversation = self.conversation
+        current_delivery.set(
+            ResultDelivery(
+                on_settle=_settled,
+                conversation=conversation,
+                prefetch=conversation.prefetch,
+                batch=batch,
+                notices=tuple(conversation.notices),
+            )
+        )
+
+
+class Calls:
+    """See the module."""
+
+    def __init__(self, link: Link, profile: Profile, binder: Binder) -> None:
+        self.in_flight = 0
+        self._link = link
+        self._profile = profile
+        self._binder = binder
+        self._conversations: dict[SessionIdentity, Conversation] = {}
+        self._windows: dict[Conversation, tuple[int, int]] = {}
+        link.on_reconnected = self._reconnected
+
+    async def call(
+        self, name: str, arguments: Any, client_name: str | None, meta: Mapping[str, Any]
+    ) -> Answer:
+        """The answer to one tool call, an error answer for whatever goes wrong."""
+        self.in_flight += 1
+        try:
+            return await self._call(name, arguments, client_name, meta)
+        except BusError as error:
+            return self._failed(error)
+        except Exception:
+            _log.exception("tool %s failed", name[:64])
+            return self._failed(InternalError("the adapter failed on this call; see its stderr"))
+        finally:
+            self.in_flight -= 1
+
+    async def finish(self) -> None:
+        """Give the last handoff reports a moment to be answered."""
+        waits = [c.reported(_SHUTDOWN_REPORTS_S) for c in self._conversations.values()]
+        await asyncio.gather(*waits)
+
+    # --- one call ---------------------------------------------------------------------------------
+
+    async def _call(
+        self, name: str, arguments: Any, client_name: str | None, meta: Mapping[str, Any]
+    ) -> Answer:
+        caller = self._binder.caller(client_name, meta)
+        conversation = self._conversation(caller.binding)
+        arrival = conversation.prefetch.arrival()
+        operation = parse_call(name, arguments, self._link.config_in_force)
+        given = {key: value for key, value in (arguments or {}).items() if value is not None}
+        call = _Call(name, operation, given, caller, conversation, arrival)
+        if conversation.in_flight >= IN_FLIGHT_PER_ATTACHMENT:
+            raise OverloadedError(
+                f"{name}: {IN_FLIGHT_PER_ATTACHMENT} calls of this session are under way; wait for "
+                "an answer first"
+            )
+        conversation.in_flight += 1
+        try:
+            if isinstance(operation, Receive):
+                return await self._receive(call, operation)
+            return await self._operate(call)
+        finally:
+            conversation.in_flight -= 1
+
+    def _reconnected(self) -> None:
+        for conversation in self._conversations.values():
+            conversation.reconnected()
+
+    @staticmethod
+    def _failed(error: BusError) -> Answer:
+        delivery = current_delivery.get()
+        if delivery is not None:
+            delivery.settle(Outcome.ERROR_RESPONSE)
+            current_delivery.set(None)
+        return error_answer(error)
+
+    def _conversation(self, binding: Binding) -> Conversation:
+        conversation = self._conversations.get(binding.identity)
+        if conversation is None:
+            conversation = Conversation(self._link, self._profile, binding, self._window)
+            self._conversations[binding.identity] = conversation
+        return conversation
+
+    def _window(self, conversation: Conversation) -> tuple[int, int]:
+        """Half of what the attached conversations leave, so that all together keep the bound.
+
+        Never less than one message, however many there are.
+        """
+        config = self._link.config_in_force()
+        others = [
+            window
+            for other, window in self._windows.items()
+            if other is not conversation and other.attachment is not None
+        ]
+        left_messages = config.prefetch_messages - sum(messages for messages, _ in others)
+        left_bytes = config.prefetch_mib * MIB - sum(size_bytes for _, size_bytes in others)
+        window = max(1, left_messages // 2), max(1, left_bytes // 2)
+        self._windows[conversation] = window
+        return window
+
+    # --- operations of the daemon -----------------------------------------------------------------
+
+    async def _operate(self, call: _Call) -> Answer:
+        conversation = call.conversation
+        args = dict(call.arguments)
+        ceiling = 0
+        if call.name == "send":
+            args.setdefault("operation_id", new_id())
+        if call.name == "history" or call.name in _LISTS:
+            ceiling = self._ceiling(call)
+        if call.name == "history":
+            args["max_kib"] = -(-ceiling // KIB)
+        conversation.used(call.arrival, None)
+        body: dict[str, Any] = await conversation.operate(call.name, args)
+        if call.name == "subscribe":
+            conversation.prefetch.subscribed(
+                body.pop("subscription_id"), body["channel"], body["from_sequence"] - 1
+            )
+        elif call.name == "unsubscribe":
+            conversation.prefetch.unsubscribed(body.pop("subscription_id", 0))
+        header = call.header.data()
+        left = ceiling - len(encode(header))
+        if isinstance(call.operation, History):
+            if "message" in body:
+                body = fit_history_message(body, left)
+            else:
+                body = fit_list(body, "messages", left, from_end=call.operation.after is None)
+        elif call.name in _LISTS:
+            body = fit_list(body, _LISTS[call.name], left)
+        if conversation.notices:
+            call.deliver(None)
+        return answer(header | body)
+
+    def _ceiling(self, call: _Call) -> int:
+        return ceiling_characters(
+            call.arguments.get("max_kib"),
+            self._link.config_in_force(),
+            call.caller.result_characters,
+        )
+
+    # --- receive ----------------------------------------------------------------------------------
+
+    async def _receive(self, call: _Call, operation: Receive) -> Answer:
+        conversation = call.conversation
+        receive = _Receive(call, operation, self._link.config_in_force(), self._ceiling(call))
+        retry = Retry(self._link, until_s=receive.started_s + call.caller.wait_seconds)
+        used = False
+        while True:
+            try:
+                await conversation.attach()
+                conversation.prefetch.select(operation.channels)
+                if not used:
+                    conversation.used(call.arrival, operation.channels)
+                    used = True
+                if operation.replay:
+                    return receive.replay()
+                if not operation.include_own and (answered := receive.take()) is not None:
+                    return answered
+                await receive.pull()
+                retry.succeeded()
+                if (answered := receive.take(last=receive.left_s() <= 0)) is not None:
+                    return answered
+            except BusError as error:
+                await retry.after(error)
+
+
+class _Receive:
+    """One receive: its clock, its ceilings, and the result it ends with."""
+
+    def __init__(self, call: _Call, operation: Receive, config: Config, ceiling: int) -> None:
+        self._now = asyncio.get_running_loop().time
+        self.started_s = self._now()
+        self._call = call
+        self._operation = operation
+        self._ceiling = ceiling
+        self._count = operation.count or config.recv_default_count
+        self._wait_s = min(
+            operation.wait_seconds, config.recv_max_wait_seconds, call.caller.wait_seconds
+        )
+
+    def left_s(self) -> float:
+        return self.started_s + self._wait_s - self._now()
+
+    async def pull(self) -> None:
+        """Ask the daemon, and wait for its answer or for what it pushes meanwhile."""
+        operation, conversation = self._operation, self._call.conversation
+        pull = conversation.pull(
+            operation.channels,
+            count=self._count,
+            max_bytes=RESULT_BYTES,
+            wait_s=max(0.0, self.left_s()),
+            own=operation.include_own,
+        )
+        await pull.wait(
+            lambda: (
+                not operation.include_own and conversation.prefetch.has_waiting(operation.channels)
+            )
+        )
+
+    def take(self, *, last: bool = False) -> Answer | None:
+        """The result, if there is something to tell; in any case when it is the last attempt."""
+        prefetch, operation = self._call.conversation.prefetch, self._operation
+        budget = receive_budget(self._facts(), self._count, self._ceiling)
+        batch = prefetch.take(operation.channels, budget, own=operation.include_own)
+        if batch.is_empty and not prefetch.has_untold_expiry and not last:
+            return None
+        return self._result(batch, budget)
+
+    def replay(self) -> Answer:
+        budget = receive_budget(self._facts(), self._count, self._ceiling)
+        return self._result(self._call.conversation.prefetch.replay(budget), budget)
+
+    def _result(self, batch: Batch, budget: Budget) -> Answer:
+        conversation = self._call.conversation
+        self._call.deliver(batch)
+        if not batch.is_empty:
+            conversation.empty_waits = 0
+        elif self._wait_s > 0:
+            conversation.empty_waits += 1
+        return receive_answer(self._facts(), batch, conversation.prefetch.channel_of, budget)
+
+    def _facts(self) -> ReceiveFacts:
+        conversation = self._call.conversation
+        return ReceiveFacts(
+            header=self._call.header,
+            expired=conversation.prefetch.expired,
+            waited_seconds=self._now() - self.started_s,
+            hint=_HINT if conversation.empty_waits >= _EMPTY_WAITS_BEFORE_HINT else None,
+        )

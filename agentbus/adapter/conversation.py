@@ -1,0 +1,414 @@
+"""One conversation of the harness on the bus: its attachment, its prefetch, its requests.
+
+Owns: attaching (again) when a call needs it, retrying for a bounded time, sending reports and
+credit, waiting for what arrives. Never: decides what is delivered (prefetch.py), knows the client.
+Used in the thread of the event loop only.
+
+A request is retried with the same content, so with the same operation id, while the daemon is
+unavailable, the attachment is stale or an outcome is unknown; never after a denial.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from agentbus.adapter.binding import Binding
+from agentbus.adapter.link import Link
+from agentbus.adapter.prefetch import Batch, Prefetch, Report
+from agentbus.adapter.subscription import parse_arrived
+from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
+from agentbus.identity import Attachment
+from agentbus.limits import ADAPTER_RETRY_SECONDS
+
+_log = logging.getLogger(__name__)
+
+_RETRIED = frozenset({"unavailable", "stale_attachment", "session_already_connected", "unknown"})
+_PAUSE_S = 0.05
+_PAUSE_MAX_S = 2.0
+REQUEST_TIMEOUT_S = 30.0
+_ANSWER_SLACK_S = 10.0
+"""How much longer than its own wait a pull may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is the same for all conversations of one adapter process."""
+
+    agent: str
+    repository: str | None
+    harness_pid: int | None
+
+
+Window = Callable[["Conversation"], tuple[int, int]]
+"""Messages and bytes of the prefetch window for a conversation that is about to attach."""
+
+
+class Retry:
+    """How often a failed attempt is repeated: for `ADAPTER_RETRY_SECONDS`, with growing pauses.
+
+    `until_s`, a time of the event loop, is when there must be an answer in any case.
+    """
+
+    def __init__(self, link: Link, until_s: float = float("inf")) -> None:
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._until_s = until_s
+        self._stops = link.stops
+        self.succeeded()
+        self.uncertain = False
+        """An attempt may have been carried out although it was not answered."""
+
+    def succeeded(self) -> None:
+        """Later failures begin a new series."""
+        self._pause_s = _PAUSE_S
+        self._deadline_s = min(self._loop.time() + ADAPTER_RETRY_SECONDS, self._until_s)
+
+    async def after(self, error: BusError) -> None:
+        """Pause before the next attempt, or raise the error because there is none."""
+        if error.code == "unknown" or getattr(error, "sent", False):
+            self.uncertain = True
+        if error.code not in _RETRIED:
+            raise error
+        if self._link.stops != self._stops:
+            raise UnavailableError(
+                "the bus was stopped while this call was under way; the next call starts it again"
+            )
+        pause_s = max(self._pause_s, (error.retry_after_ms or 0) / 1000) * random.uniform(1, 1.5)
+        self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
+        if self._loop.time() + pause_s > self._deadline_s:
+            raise error
+        await asyncio.sleep(pause_s)
+
+
+class Conversation:
+    """See the module. Also the link's `Listener` for its attachment."""
+
+    def __init__(self, link: Link, profile: Profile, binding: Binding, window: Window) -> None:
+        self.binding = binding
+        self.prefetch = Prefetch()
+        self.attachment: Attachment | None = None
+        self.display_name = profile.agent
+        self.in_flight = 0
+        self.empty_waits = 0
+        self.notices: list[dict[str, Any]] = []
+        """Told in every result until one that carried them was handed off."""
+        self._link = link
+        self._profile = profile
+        self._window = window
+        self._bus_id: str | None = None
+        self._attaching: asyncio.Task[None] | None = None
+        self._attached_when_lost = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reports: set[asyncio.Task[None]] = set()
+        self._pull_number = 0
+        self._watchers: set[asyncio.Future[None]] = set()
+        if binding.caution is not None:
+            self.notices.append({"kind": "identity", "message": binding.caution})
+
+    def reconnected(self) -> None:
+        """The connection is back without a call: attach as before, so that prefetch goes on."""
+        if self._attached_when_lost:
+            self._attached_when_lost = False
+            self._spawn(self._attach_quietly())
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def operate(self, method: str, args: dict[str, Any]) -> Any:
+        """The daemon's answer to one operation. Raises what is left after retrying."""
+        retry = Retry(self._link)
+        while True:
+            try:
+                attachment = await self.attach()
+                return await self._request(attachment, method, {"args": args}, REQUEST_TIMEOUT_S)
+            except BusError as error:
+                if method == "unsubscribe" and error.code == "not_found" and retry.uncertain:
+                    return {"channel": args["channel"]}  # the attempt before this one did it
+                try:
+                    await retry.after(error)
+                except BusError as last:
+                    raise _certain(last, method, args, retry) from None
+
+    async def attach(self) -> Attachment:
+        """Be attached; calls at the same time share one attempt."""
+        while self.attachment is None:
+            if self._attaching is None:
+                self._attaching = asyncio.create_task(self._attach())
+                self._attaching.add_done_callback(self._attach_ended)
+            await asyncio.shield(self._attaching)
+        return self.attachment
+
+    def used(self, arrival: int, channels: tuple[str, ...] | None) -> None:
+        """Tell that a call of the conversation was seen: it confirms what was handed off before."""
+        confirms = self.prefetch.confirms(arrival)
+        if confirms or channels is not None:
+            named = None if channels is None else list(channels)
+            # Behind the first step of every report's task, so that a report arrives before its
+            # confirmation does.
+            asyncio.get_running_loop().call_soon(
+                self._notify, "used", {"confirms": confirms, "channels": named}
+            )
+
+    # --- waiting for messages ---------------------------------------------------------------------
+
+    def pull(
+        self, channels: tuple[str, ...], *, count: int, max_bytes: int, wait_s: float, own: bool
+    ) -> Pull:
+        """Ask for what these channels have. What comes is queued even if nobody waits any more.
+
+        Call it attached, so that the positions are those of this attachment.
+        """
+        self._pull_number += 1
+        positions = self.prefetch.pull_positions(channels, own=own)
+        params = {
+            "number": self._pull_number,
+            "after": [list(position) for position in positions.items()],
+            "count": count,
+            "max_bytes": max_bytes,
+            "wait_ms": round(wait_s * 1000),
+            "include_own": own,
+        }
+        task = self._spawn(self._pulled(self.attachment, params, wait_s, own))
+        return Pull(self, self._pull_number, task)
+
+    def cancel_pull(self, number: int) -> None:
+        self._notify("cancel_pull", {"number": number})
+
+    def next_change(self) -> asyncio.Future[None]:
+        """Done when something arrives or the attachment goes. Cancel it when it is not needed."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return watcher
+
+    async def _pulled(
+        self, attachment: Attachment | None, params: dict[str, Any], wait_s: float, own: bool
+    ) -> None:
+        if attachment is None:
+            raise UnavailableError("the connection to the daemon was lost")
+        prefetch, epoch = self.prefetch, self.prefetch.epoch
+        answer = await self._request(attachment, "pull", params, wait_s + _ANSWER_SLACK_S)
+        if answer["epoch"] != epoch:
+            # The daemon read on from positions of before its recovery and would not send again what
+            # was thrown away here. Only a new attachment begins at the stored positions.
+            self._give_up(attachment)
+            raise UnavailableError("the bus recovered meanwhile; nothing was lost")
+        for delivery in answer["deliveries"]:
+            prefetch.accept(parse_arrived(delivery), epoch=epoch, pushed=False, own=own)
+        self._flush()
+        self._changed()
+
+    # --- handoff ----------------------------------------------------------------------------------
+
+    def settle(
+        self, prefetch: Prefetch, batch: Batch, *, handed_off: bool, bytes_left: bool
+    ) -> None:
+        """A result of this conversation left the adapter, or did not."""
+        prefetch.settle(batch, handed_off=handed_off, bytes_left=bytes_left)
+        if prefetch is self.prefetch:
+            self._flush()
+            self._changed()
+
+    def notices_told(self, told: tuple[dict[str, Any], ...]) -> None:
+        """A result with these notices was handed off."""
+        self.notices = [notice for notice in self.notices if notice not in told]
+
+    def _flush(self) -> None:
+        """Send the credit and the reports that are due."""
+        if self.attachment is None or self._link.client_of(self.attachment) is None:
+            return
+        messages, size_bytes = self.prefetch.credit_due()
+        if messages:
+            self._notify("credit", {"messages": messages, "bytes": size_bytes})
+        report = self.prefetch.report_due()
+        if report is not None:
+            task = self._spawn(self._report(self.attachment, self.prefetch, report))
+            self._reports.add(task)
+            task.add_done_callback(self._reports.discard)
+
+    async def reported(self, timeout_s: float) -> None:
+        """Wait until the daemon has answered what was reported, but not for long."""
+        if self._reports:
+            await asyncio.wait(self._reports, timeout=timeout_s)
+
+    async def _report(self, attachment: Attachment, prefetch: Prefetch, report: Report) -> None:
+        params = {
+            "epoch": report.epoch,
+            "report": report.number,
+            "positions": [list(position) for position in report.positions.items()],
+            "expired": list(report.expired),
+        }
+        try:
+            answer = await self._request(attachment, "handoff", params, REQUEST_TIMEOUT_S)
+        except BusError as error:
+            _log.info("handoff report %d was not taken: %s", report.number, error.message)
+            if self.attachment == attachment:
+                prefetch.failed(report)
+            return
+        if self.attachment == attachment and not answer.get("stale"):
+            prefetch.committed(report)
+
+    # --- the link's Listener ----------------------------------------------------------------------
+
+    def attached(self, attachment: Attachment, answer: dict[str, Any]) -> None:
+        if self._bus_id is not None and self._bus_id != answer["bus_id"]:
+            self.prefetch = Prefetch()
+            self.notices.append(
+                {
+                    "kind": "bus_reset",
+                    "message": "the bus was reset: channels, messages, memories and subscriptions "
+                    "of before are gone",
+                }
+            )
+        self._bus_id = answer["bus_id"]
+        self.attachment = attachment
+        self.display_name = answer["display_name"]
+        self.prefetch.attached(answer["session_id"], answer["epoch"], answer["subscriptions"])
+        self._flush()
+        self._changed()
+
+    def notified(self, method: str, params: dict[str, Any]) -> None:
+        if method == "deliver":
+            arrived = parse_arrived(params["delivery"])
+            self.prefetch.accept(arrived, epoch=params["epoch"], pushed=True)
+            self._flush()
+        elif method == "expired":
+            self.prefetch.expire(params["subscription"], params["channel"], params["expired_at"])
+        else:
+            self.attachment = None
+        self._changed()
+
+    def readiness_changed(self, state: str, epoch: int) -> None:
+        if epoch != self.prefetch.epoch:
+            self.prefetch.new_epoch(epoch)
+        if state == "ready":
+            self._flush()
+
+    def connection_lost(self) -> None:
+        self._attached_when_lost = self.attachment is not None
+        self.attachment = None
+        self._changed()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _attach(self) -> None:
+        window_messages, window_bytes = self._window(self)
+        identity = self.binding.identity
+        params = {
+            "agent": self._profile.agent,
+            "application": identity.application,
+            "conversation": identity.conversation,
+            "child": identity.child,
+            "identity_source": self.binding.source,
+            "window_messages": window_messages,
+            "window_bytes": window_bytes,
+            "parent_conversation": self.binding.parent_conversation,
+            "role": self.binding.role,
+            "repository": self._profile.repository,
+            "harness_pid": self._profile.harness_pid,
+        }
+        known = {key: value for key, value in params.items() if value is not None}
+        await self._link.attach(known, self)
+
+    async def _attach_quietly(self) -> None:
+        try:
+            await self.attach()
+        except BusError as error:
+            _log.info("not attached again: %s", error.message)
+
+    def _attach_ended(self, task: asyncio.Task[None]) -> None:
+        self._attaching = None
+        if not task.cancelled():
+            task.exception()  # whoever waited has raised it; perhaps nobody waits any more
+
+    async def _request(
+        self, attachment: Attachment, method: str, params: dict[str, Any], timeout_s: float
+    ) -> Any:
+        client = self._link.client_of(attachment)
+        if client is None:
+            raise UnavailableError("the connection to the daemon was lost")
+        try:
+            return await client.request(
+                method, {"attachment": _wire(attachment), **params}, timeout_s=timeout_s
+            )
+        except BusError as error:
+            if error.code == "stale_attachment":
+                self._give_up(attachment)
+            raise
+
+    def _give_up(self, attachment: Attachment) -> None:
+        """Attach again at the next call."""
+        self._link.forget(attachment)
+        if self.attachment == attachment:
+            self.attachment = None
+
+    def _changed(self) -> None:
+        for watcher in tuple(self._watchers):
+            if not watcher.done():
+                watcher.set_result(None)
+
+    def _notify(self, method: str, params: dict[str, Any]) -> None:
+        client = None if self.attachment is None else self._link.client_of(self.attachment)
+        if self.attachment is None or client is None:
+            return
+        try:
+            client.notify(method, {"attachment": _wire(self.attachment), **params})
+        except BusError as error:
+            _log.info("%s was not sent: %s", method, error.message)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class Pull:
+    """A request for messages under way. Leaving it early tells the daemon not to wait."""
+
+    def __init__(self, conversation: Conversation, number: int, task: asyncio.Task[None]) -> None:
+        self._conversation = conversation
+        self._number = number
+        self._task = task
+
+    async def wait(self, stop_early: Callable[[], bool]) -> None:
+        """Until it is answered, or something else arrived that makes `stop_early` true.
+
+        Raises the BusError of the pull.
+        """
+        try:
+            while not self._task.done() and not stop_early():
+                change = self._conversation.next_change()
+                try:
+                    await asyncio.wait([self._task, change], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    change.cancel()
+            if self._task.done():
+                self._task.result()
+        finally:
+            if not self._task.done():
+                self._conversation.cancel_pull(self._number)
+                self._task.add_done_callback(_retrieve)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _wire(attachment: Attachment) -> list[Any]:
+    return [attachment.session_id, attachment.generation]
+
+
+def _certain(error: BusError, method: str, args: dict[str, Any], retry: Retry) -> BusError:
+    """A send of which an attempt may have been carried out has an unknown outcome."""
+    if method != "send" or not retry.uncertain or error.code not in _RETRIED:
+        return error
+    return UnknownOutcomeError(
+        f"send: whether the message was accepted is not known ({error.message}); repeat the call "
+        f"with operation_id {args['operation_id']!r}, it then has one effect at most"
+    )

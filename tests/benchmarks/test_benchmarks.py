@@ -1,0 +1,46 @@
+"""The benchmarks work; what they measure is nobody's assertion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentbus.encoding import decode_trusted
+from tests.benchmarks.__main__ import main
+from tests.benchmarks.figures import Figure, Sample
+from tests.benchmarks.workloads import workloads
+
+
+def test_every_workload_measures_something() -> None:
+    with workloads(print) as found:
+        samples = {workload.name: workload.measure(0.15) for workload in found}
+    assert {"floor-1", "accept-1", "accept-8x16", "deliver", "mcp-1", "redis-1"} <= samples.keys()
+    for name, sample in samples.items():
+        assert sample.per_second > 0, name
+        assert sample.p50_us is not None
+        assert sample.p99_us is not None
+        assert 0 < sample.p50_us <= sample.p99_us, name
+
+
+def test_a_run_reports_figures_ratios_and_the_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    options = ["--quick", "--rounds", "1", "--only", "floor-1,accept-1", "--json", str(report)]
+    assert main(options) == 0
+    document = decode_trusted(report.read_bytes())
+    assert document["machine"]["cores"] >= 1
+    assert [figure["name"] for figure in document["figures"]] == ["floor-1", "accept-1"]
+    assert document["ratios"]["accept-1 / floor-1, p50"] > 0
+    assert "accept-1 / floor-1, p50" in capsys.readouterr().out
+
+
+def test_a_figure_is_the_median_of_its_rounds() -> None:
+    figure = Figure.of("x", [Sample(3, 30, 300), Sample(1, 10, 100), Sample(2, None, 200)])
+    assert (figure.per_second, figure.p50_us, figure.p99_us) == (2, 20, 200)
+
+
+def test_quantiles_are_taken_from_the_latencies_of_a_round() -> None:
+    sample = Sample.of_latencies([at / 1e6 for at in range(100, 0, -1)], elapsed_s=2.0)
+    assert (sample.per_second, sample.p50_us, sample.p99_us) == (50, 51, 100)

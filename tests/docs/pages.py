@@ -1,0 +1,159 @@
+"""The reference pages that are made from the code: docs/settings.md and docs/tools.md.
+
+    python -m tests.docs.pages        # write them anew
+
+A test compares them with what is written, so neither can drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentbus.adapter.tools import TOOLS, ToolSpec
+from agentbus.encoding import encode
+from agentbus.protocol.operations import OPERATIONS, required_fields
+from agentbus.settings import SETTINGS, Setting
+from tests.architecture.tree import ROOT
+
+DOCS = ROOT / "docs"
+
+NOT_YET = {
+    "sqlite_budget_mib": "shown in the status; nothing is evicted yet",
+    "redis_budget_mib": "limits the private Redis; nothing is evicted yet",
+    "search_engine": "there is no search tool yet",
+    "inspection_command": "any value but `[]` is refused at start: the hook does not exist yet",
+    "inspection_timeout_seconds": "belongs to `inspection_command`",
+}
+_RESERVED = ("talk_", "peer_", "job_", "capabilities", "tombstone_", "cleanup_free_percent")
+"""Settings of parts that do not exist in this version: checked, shown, without effect."""
+
+_SETTINGS_HEAD = """\
+# Settings
+
+One JSON file holds all of them: `~/.config/agentbus/config.json`, or the file that
+`--config PATH` names. No file means all defaults, and nothing ever writes one. There are no
+per-setting flags and no per-setting environment variables. A complete example:
+
+```json
+{
+  "data_directory": "~/bus",
+  "message_retention_hours": 48,
+  "log_level": "warn"
+}
+```
+
+- An unknown or repeated key, a wrong type (`true` is not a number, `5.0` is not `5`), a value out
+  of range or a pair of settings that contradict each other is refused at start with the key, the
+  value and the correction: one line on stderr, exit code 2. Nothing is ever clamped.
+- `~/` is your home; a relative path is relative to the file's own folder.
+- The daemon reads the file once, at its start. To apply a change: `agentbus stop`; the next tool
+  call starts a daemon with the new values. Until then an adapter that sees another configuration
+  than the daemon's answers `config_mismatch`, and `agentbus status` tells what differs.
+- `agentbus-admin config` shows every value in force and where it comes from.
+- `recv_default_count` must not be above `recv_max_count`.
+
+This page is made from `agentbus/settings.py`.
+
+| Setting | Default | May be | Meaning |
+|---|---|---|---|
+"""
+
+_SETTINGS_FOOT = """
+## Settings without effect in this version
+
+These are read and checked, so that a file written today stays valid, but nothing uses them yet:
+
+"""
+
+_TOOLS_HEAD = """\
+# Tools
+
+What an agent sees over MCP. Every successful result begins with `you` (the session's display
+name) and `pending` (messages that wait), and has `notices` when there is something to know. A
+failed call is a failed tool result with `{"error": {"code", "message", "retryable", "reason"?,
+"retry_after_ms"?}}`; the codes are in [errors.md](errors.md). Results are structured content and
+the same JSON as text.
+
+Arguments are checked strictly: an unknown argument or a wrong type is refused with a message that
+says what would be right. An explicit `null` means the default.
+
+This page is made from `agentbus/protocol/operations.py` and `agentbus/adapter/tools.py`.
+"""
+
+_TOOL_NOTES = {
+    "create_channel": "Names that begin with `@` or `job/` are reserved. A channel's kind never "
+    "changes; in this version a memory channel takes messages like any other.",
+    "subscribe": "Subscribing again keeps the position and renews the subscription; one that is "
+    "not used for `cursor_idle_hours` expires. Every session is subscribed to `general` once, when "
+    "it is first seen.",
+    "send": "The answer comes after the commit to disk. Without an `operation_id` the adapter "
+    "makes one and uses it for its own retries; with one of your own, a repeat within "
+    "`dedup_retention_hours` answers the first receipt with `duplicate: true`, and the same id "
+    "with other content is a `conflict`.",
+    "receive": "A message is delivered once; it comes again, marked `redelivered: true`, only when "
+    "its first delivery was not confirmed. What cleanup removed before you read it is told in "
+    "`gaps`, a subscription that lapsed in `expired`. `replay` gives the last result's messages "
+    "again. A message larger than the ceiling comes alone, its content cut, with `truncated`; "
+    "`history` reads the rest. Your own messages are left out unless `include_own` is set. The "
+    "wait may be shortened to what the client's own time limit allows: `waited_seconds` tells.",
+    "history": "Give either `channel` or `message_id`.",
+    "discover": "`discovery_disabled` when `discovery_enabled` is false.",
+}
+
+
+def settings_page() -> str:
+    """docs/settings.md."""
+    in_use = [row for row in SETTINGS if not row.name.startswith(_RESERVED)]
+    reserved = [row for row in SETTINGS if row.name.startswith(_RESERVED)]
+    lines = [_setting_line(row) for row in in_use]
+    waiting = ", ".join(f"`{row.name}`" for row in reserved)
+    return f"{_SETTINGS_HEAD}{''.join(lines)}{_SETTINGS_FOOT}{waiting}.\n"
+
+
+def _setting_line(row: Setting) -> str:
+    unit = f" {row.unit}" if row.unit else ""
+    note = f"; {NOT_YET[row.name]}" if row.name in NOT_YET else ""
+    default = encode(row.default).decode()
+    cells = (f"`{row.name}`", f"`{default}`{unit}", f"{row.expected}", f"{row.meaning}{note}")
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"
+
+
+def tools_page() -> str:
+    """docs/tools.md."""
+    return _TOOLS_HEAD + "".join(_tool_section(tool) for tool in TOOLS)
+
+
+def _tool_section(tool: ToolSpec) -> str:
+    operation = OPERATIONS[tool.name]
+    required = required_fields(operation)
+    lines = [f"\n## {tool.name}\n", f"\n{tool.description.removeprefix('Agentbus: ')}\n"]
+    if tool.name in _TOOL_NOTES:
+        lines.append(f"{_TOOL_NOTES[tool.name]}\n")
+    properties: Mapping[str, Mapping[str, Any]] = tool.input_schema["properties"]
+    if properties:
+        lines.append("\n| Argument | Type | Meaning |\n|---|---|---|\n")
+        for name, schema in properties.items():
+            needed = " (required)" if name in required else ""
+            kind = " or ".join(f'`"{word}"`' for word in schema.get("enum", ())) or schema["type"]
+            lines.append(f"| `{name}`{needed} | {kind} | {schema.get('description', '')} |\n")
+    members = ", ".join(
+        f"`{name}`" for name in tool.output_schema["properties"] if name not in _HEADER
+    )
+    lines.append(f"\nResult: {members}.\n")
+    return "".join(lines)
+
+
+_HEADER = ("you", "pending", "error", "notices")
+
+PAGES = {"settings.md": settings_page, "tools.md": tools_page}
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
