@@ -17,7 +17,7 @@ from pathlib import Path
 from docopt import docopt
 
 from actors.system import System
-from agentbus.config import Config, check_supported, load_config
+from agentbus.config import Config, load_config
 from agentbus.errors import BusError
 from agentbus.logs import setup_logging
 from agentbus.store.connection import DatabaseUnusable
@@ -51,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         path = arguments["--config"]
         config = load_config(Path(path) if path else None)
-        check_supported(config)
         return _run(config, foreground=arguments["--foreground"])
     except (BusError, DatabaseUnusable) as error:
         return _refuse(str(error), EXIT_CONFIGURATION)

@@ -27,6 +27,7 @@ from actors.messages import (
     HandoffReported,
     LedgerMessage,
     Link,
+    MutationSettled,
     NoticePosted,
     ProjectorMessage,
     PullAsked,
@@ -46,6 +47,7 @@ from actors.notices import notice_of
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.timer import Timer, TimerHandle
+from actors.turns import MutationTurns
 from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.encoding import encode_line, raw
@@ -127,6 +129,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     2. Reports of an older generation or recovery epoch move nothing; they are counted.
     3. A handoff report is answered after its commit.
     4. While the bus is not ready, operations answer `unavailable` and nothing is delivered.
+    5. With an inspection command, one mutation at a time is at the ledger (turns.py).
     """
 
     def __init__(
@@ -162,6 +165,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._pulls: dict[int, _WaitingPull] = {}
         self._feeds: Feeds
         self._store: Reader
+        self._turns = MutationTurns(neighbours.ledger)
         self._trouble = False  # a read of the projection failed; wait before the next
         self.stale_reports = 0
 
@@ -212,16 +216,23 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                     self._subscription_changed(fact)
             case RateRefunded(size_bytes):
                 self._rates.refund(size_bytes)
+            case MutationSettled():
+                self._turns.settled()
             case ReadinessChanged():
                 self._readiness_changed(message)
             case Detached():
-                self._flush()
-                self._end_pulls(StaleAttachmentError("this attachment has ended; attach again"))
-                self.stop()
+                self._detached(StaleAttachmentError("this attachment has ended; attach again"))
             case _:
                 assert_never(message)
         if self.mailbox_is_empty():
             self._push()
+
+    def _detached(self, error: BusError) -> None:
+        self._flush()
+        self._end_pulls(error)
+        for submit in self._turns.abandon():
+            submit.reply_to.set_exception(error)
+        self.stop()
 
     # --- operations ---
 
@@ -279,9 +290,11 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             rate_ok=rate_ok,
             retry_after_ms=0 if rate_ok else self._rates.retry_after_ms(size_bytes, now_s),
         )
-        self._neighbours.ledger.tell(
-            Submit(change, reply_to, self.address, size_bytes if rate_ok else 0)
-        )
+        submit = Submit(change, reply_to, self.address, size_bytes if rate_ok else 0)
+        if self._config.inspection_command:
+            self._turns.submit(submit)
+        else:
+            self._neighbours.ledger.tell(submit)
 
     def _submit(
         self, change: MakeChannel | OpenSubscription | CloseSubscription, reply_to: Reply

@@ -41,11 +41,11 @@ LOGGED_CHARACTERS = 200
 class InspectionStatistics:
     """Verdicts since the start, and the mutations on their way to one."""
 
-    allowed: int
-    denied: int
-    failed: int
-    running: int
-    waiting: int
+    allowed: int = 0
+    denied: int = 0
+    failed: int = 0
+    running: int = 0
+    waiting: int = 0
 
 
 @dataclass(slots=True, eq=False)

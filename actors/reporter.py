@@ -149,7 +149,6 @@ class ReporterActor(BusActor[ReporterMessage]):
             "sessions": self._sessions(report.sessions or ()),
             "store": self._part(self._store.counts),
             "actors": [asdict(statistics) for statistics in self._sources.actors()],
-            "inspection": {"command": list(self._config.inspection_command), "denied": 0},
             **self._sources.counters(),
         }
 

@@ -27,6 +27,7 @@ from actors.base import (
 from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
+from actors.inspections import InspectionDesk, InspectionStatistics
 from actors.messages import CheckRedis, Crashed, Detached, StopAsked
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
@@ -40,6 +41,7 @@ from agentbus.clock import Clock, SystemClock
 from agentbus.config import Config
 from agentbus.encoding import encode_line
 from agentbus.ids import BusId
+from agentbus.inspection import find_command
 from agentbus.limits import MIB, SHUTDOWN_GRACE_SECONDS
 from agentbus.projection.connection import connect
 from agentbus.projection.launching import RedisSettings
@@ -83,6 +85,7 @@ class System:
         self._timer: Timer | None = None
         self._dispatcher: Dispatcher | None = None
         self._listener: Listener | None = None
+        self._desk: InspectionDesk | None = None
         self._flow: list[Address[Any]] = []  # ledger and projector, in the order of the flow
         self._threaded: list[Address[Any]] = []
         self._pooled: list[Address[Any]] = []
@@ -97,6 +100,10 @@ class System:
 
     def _start(self) -> None:
         config, clock = self._config, self._clock
+        command = find_command(config)
+        if command:
+            timeout_s = config.inspection_timeout_seconds
+            self._desk = InspectionDesk(command, timeout_s, self._crashed)
         timer = self._timer = Timer(clock)
         dispatcher = self._dispatcher = Dispatcher()
         channels = ChannelDirectory(dispatcher, self._crashed)
@@ -107,7 +114,9 @@ class System:
             RedisServer(self._redis_settings()), self._open_store, channels, self._supervisor
         )
         ledger_actor = ReceiptLedgerActor(
-            lambda: LedgerStore(database_path(config), config, clock), projector_actor.address
+            lambda: LedgerStore(database_path(config), config, clock),
+            projector_actor.address,
+            self._desk,
         )
         # The ledger first: it makes the database that the others read.
         ledger = self._begin(ledger_actor, self._flow)
@@ -145,6 +154,7 @@ class System:
                 "ledger": asdict(ledger_actor.ledger_statistics()),
                 "projector": asdict(projector_actor.projector_statistics()),
                 "cleanup": asdict(cleanup_actor.cleanup_statistics()),
+                "inspection": self._inspection_counters(),
                 "channels": {"actors": len(channels.addresses())},
             },
         )
@@ -215,7 +225,14 @@ class System:
     def _actor_statistics(self) -> list[ActorStatistics]:
         live = [route.address for route in self._routes.all()]
         fixed = (*self._flow, *self._threaded, *self._pooled)
-        return [address.statistics() for address in (*fixed, *live)]
+        return [address.statistics() for address in (*fixed, *self._inspectors(), *live)]
+
+    def _inspectors(self) -> tuple[Address[Any], ...]:
+        return self._desk.addresses if self._desk is not None else ()
+
+    def _inspection_counters(self) -> dict[str, Any]:
+        statistics = InspectionStatistics() if self._desk is None else self._desk.statistics()
+        return {"command": list(self._config.inspection_command), **asdict(statistics)}
 
     # --- what the supervisor and failing actors can do ---
 
@@ -250,7 +267,9 @@ class System:
             address.tell(Detached())  # they flush their reports to the ledger
         clean = _stop_in_turn([*attachments, *self._flow], deadline_s)
         self._answer_stops()
-        clean &= _stop_in_turn(self._threaded, deadline_s)
+        if self._desk is not None:
+            self._desk.cancel()  # the ledger has answered whoever waited for a verdict
+        clean &= _stop_in_turn([*self._inspectors(), *self._threaded], deadline_s)
         if self._dispatcher is not None:
             clean &= self._dispatcher.stop(_left_s(deadline_s))
         if self._timer is not None:
