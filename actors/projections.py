@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentbus.ids import Sequence
-from agentbus.projection.documents import document_of_envelope, document_of_message
-from agentbus.projection.search import SearchDocument
 from agentbus.projection.streams import MemoryRemoval, MemoryRevision, Projection, StreamEntry
+from agentbus.rules.documents import SearchDocument, document_of_envelope, document_of_message
 from agentbus.store.changes import MemoryRemoved, MemoryRevised, MessageAppended, StoredMessage
 from agentbus.store.reader import Reader
 

@@ -18,9 +18,10 @@ live revision. A deleted memory has none of the three.
 from __future__ import annotations
 
 from agentbus.ids import ChannelId, MessageId, Sequence
+from agentbus.rules.documents import DOCUMENT_VERSION
 
-LAYOUT = b"2"
-"""Raise it with any change to keys, fields or terms: a Redis of another layout is rebuilt."""
+LAYOUT = f"3 {DOCUMENT_VERSION}".encode()
+"""Raise the number with any change to keys or fields: a Redis of another layout is rebuilt."""
 
 MARKER = "agentbus:marker"
 MARKER_BUS_ID = "bus_id"

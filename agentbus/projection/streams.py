@@ -21,7 +21,8 @@ from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, Command, execute, execute_many
 from agentbus.projection.errors import redis_errors
-from agentbus.projection.search import SearchDocument, hash_fields
+from agentbus.projection.search import hash_fields
+from agentbus.rules.documents import SearchDocument
 
 READ_ENTRIES = 64
 """Entries fetched per round trip when a byte ceiling is given, so that it overshoots by little."""

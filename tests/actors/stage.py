@@ -39,11 +39,11 @@ from agentbus.identity import Attachment, SessionIdentity
 from agentbus.ids import BusId, RecoveryEpoch, Sequence
 from agentbus.limits import HANDOFF_FLUSH_MS, MIB
 from agentbus.projection.connection import connect
-from agentbus.projection.documents import document_of_envelope
 from agentbus.projection.rebuild import clear
 from agentbus.projection.streams import StreamEntry, StreamReader, StreamWriter
 from agentbus.protocol.operations import parse_operation
 from agentbus.protocol.session import CancelPull, Credit, HandoffReport, Pull, Used
+from agentbus.rules.documents import document_of_envelope
 from agentbus.store.changes import (
     BindSession,
     Change,

@@ -10,7 +10,7 @@ import pytest
 from agentbus.ids import ChannelId, MessageId, Sequence, SessionId
 from agentbus.limits import MIB
 from agentbus.projection import keys
-from agentbus.projection.search import SearchDocument, document_of, ensure_index
+from agentbus.projection.search import ensure_index
 from agentbus.projection.streams import (
     READ_ENTRIES,
     MemoryRemoval,
@@ -19,6 +19,7 @@ from agentbus.projection.streams import (
     StreamReader,
     StreamWriter,
 )
+from agentbus.rules.documents import SearchDocument, document_of
 from tests.projection.test_search import by_word
 from tests.redis_fixture import PrivateRedis, need_search, private_redis
 

@@ -21,8 +21,9 @@ from agentbus.projection.rebuild import (
     rebuild,
     replay,
 )
-from agentbus.projection.search import document_of, ensure_index
+from agentbus.projection.search import ensure_index
 from agentbus.projection.streams import StreamEntry, StreamReader, StreamWriter
+from agentbus.rules.documents import document_of
 from tests.redis_fixture import BUS_ID, PrivateRedis
 
 ONE, TWO = ChannelId(1), ChannelId(2)
