@@ -62,7 +62,7 @@ def arrive(
             after,
             last if through is None else through,
             redelivered_through,
-            messages,
+            tuple((message["sequence"], message) for message in messages),
             gaps,
             None,
         ),
@@ -73,7 +73,7 @@ def arrive(
 
 
 def sequences(batch: Batch) -> list[int]:
-    return [record.sequence for record in batch.records]
+    return [record.position for record in batch.records]
 
 
 def take(prefetch: Prefetch, *channels: str, count: int = 1000, own: bool = False) -> Batch:
@@ -87,12 +87,12 @@ def test_a_delivery_of_the_wire_is_understood() -> None:
         after=Sequence(3),
         through=Sequence(9),
         redelivered_through=Sequence(4),
-        records=(encode(message(8)),),
+        records=((Sequence(8), encode(message(8))),),
         gaps=(GapRange(Sequence(5), Sequence(6), "age"),),
         oldest_retained=Sequence(7),
     )
     arrived = parse_arrived(decode_frame(encode(delivery.as_data())))
-    assert arrived.records == (message(8),)
+    assert arrived.records == ((8, message(8)),)
     assert arrived.gaps == delivery.gaps
     assert arrived.oldest_retained == 7
 
@@ -297,7 +297,7 @@ def test_unconfirmed_messages_come_marked_to_a_new_adapter() -> None:
     prefetch.attached(OWN, 1, [{**row(1, confirmed=1), "handed_off": 2}])
     arrive(prefetch, message(2), message(3), after=1, redelivered_through=2)
     batch = take(prefetch)
-    assert [(r.sequence, r.redelivered) for r in batch.records] == [(2, True), (3, False)]
+    assert [(r.position, r.redelivered) for r in batch.records] == [(2, True), (3, False)]
     prefetch.settle(batch, handed_off=True)
     assert prefetch.report_due() == Report(1, 1, {1: 3}, ())
 
@@ -515,11 +515,11 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         assert sequences(batch) == sorted(sequences(batch))
         for sub, entry in batch.entries:
             assert isinstance(entry, Record)
-            key = (sub, entry.sequence)
-            if entry.sequence <= self.highest_taken[sub] and not entry.redelivered:
+            key = (sub, entry.position)
+            if entry.position <= self.highest_taken[sub] and not entry.redelivered:
                 assert key in self.failed, "an earlier message came after a later one"
             self.failed.discard(key)
-            self.highest_taken[sub] = max(self.highest_taken[sub], entry.sequence)
+            self.highest_taken[sub] = max(self.highest_taken[sub], entry.position)
         self.out.append(batch)
 
     @rule(data=st.data(), outcome=st.sampled_from(("handed_off", "clean", "torn")))

@@ -48,7 +48,8 @@ def prefetched(*messages: dict[str, Any], gaps: tuple[Any, ...] = ()) -> Prefetc
     prefetch = Prefetch()
     row = {"subscription": 1, "channel": "general", "confirmed": 0, "expired_at": None}
     prefetch.attached("own", 1, [row])
-    arrived = Arrived(1, "general", 0, 10**6, 0, messages, gaps, 7)
+    records = tuple((message["sequence"], message) for message in messages)
+    arrived = Arrived(1, "general", 0, 10**6, 0, records, gaps, 7)
     prefetch.accept(arrived, epoch=1, pushed=True)
     return prefetch
 
