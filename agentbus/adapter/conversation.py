@@ -19,11 +19,13 @@ from typing import Any
 
 from agentbus.adapter.binding import Binding
 from agentbus.adapter.link import Link
+from agentbus.adapter.notices import MemoryNotices
 from agentbus.adapter.prefetch import Batch, Prefetch, Report
 from agentbus.adapter.subscription import parse_arrived
 from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.identity import Attachment
 from agentbus.limits import ADAPTER_RETRY_SECONDS
+from agentbus.protocol.operations import MUTATIONS
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Conversation:
         self.empty_waits = 0
         self.notices: list[dict[str, Any]] = []
         """Told in every result until one that carried them was handed off."""
+        self.memory_notices = MemoryNotices()
         self._link = link
         self._profile = profile
         self._window = window
@@ -216,6 +219,7 @@ class Conversation:
     def notices_told(self, told: tuple[dict[str, Any], ...]) -> None:
         """A result with these notices was handed off."""
         self.notices = [notice for notice in self.notices if notice not in told]
+        self.memory_notices.told(told)
 
     def _flush(self) -> None:
         """Send the credit and the reports that are due."""
@@ -257,6 +261,7 @@ class Conversation:
     def attached(self, attachment: Attachment, answer: dict[str, Any]) -> None:
         if self._bus_id is not None and self._bus_id != answer["bus_id"]:
             self.prefetch = Prefetch()
+            self.memory_notices = MemoryNotices()
             self.notices.append(
                 {
                     "kind": "bus_reset",
@@ -268,6 +273,8 @@ class Conversation:
         self.attachment = attachment
         self.display_name = answer["display_name"]
         self.prefetch.attached(answer["session_id"], answer["epoch"], answer["subscriptions"])
+        for change in answer["memory_changes"]:
+            self.memory_notices.add(change)
         self._flush()
         self._changed()
 
@@ -276,6 +283,11 @@ class Conversation:
             arrived = parse_arrived(params["delivery"])
             self.prefetch.accept(arrived, epoch=params["epoch"], pushed=True)
             self._flush()
+        elif method == "invalidate":
+            self.prefetch.supersede(params["subscription"], params["position"], params["envelope"])
+            self._flush()
+        elif method == "notice":
+            self.memory_notices.add(params["notice"])
         elif method == "expired":
             self.prefetch.expire(params["subscription"], params["channel"], params["expired_at"])
         else:
@@ -405,10 +417,10 @@ def _wire(attachment: Attachment) -> list[Any]:
 
 
 def _certain(error: BusError, method: str, args: dict[str, Any], retry: Retry) -> BusError:
-    """A send of which an attempt may have been carried out has an unknown outcome."""
-    if method != "send" or not retry.uncertain or error.code not in _RETRIED:
+    """A mutation of which an attempt may have been carried out has an unknown outcome."""
+    if method not in MUTATIONS or not retry.uncertain or error.code not in _RETRIED:
         return error
     return UnknownOutcomeError(
-        f"send: whether the message was accepted is not known ({error.message}); repeat the call "
+        f"{method}: whether it was accepted is not known ({error.message}); repeat the call "
         f"with operation_id {args['operation_id']!r}, it then has one effect at most"
     )

@@ -174,6 +174,14 @@ def fit_history_message(body: Mapping[str, Any], characters: int) -> dict[str, A
     return {**body, "message": message, "next_offset": next_offset}
 
 
+def fit_memory(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
+    """The answer of `get_memory` with as much content as fits; history continues it."""
+    if _characters(body) <= characters:
+        return dict(body)
+    rest = _characters({**body, "memory": {}})
+    return {**body, "memory": fit_message(body["memory"], characters - rest)}
+
+
 def fit_list(
     body: Mapping[str, Any], key: str, characters: int, *, from_end: bool = False
 ) -> dict[str, Any]:

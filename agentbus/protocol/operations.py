@@ -310,6 +310,8 @@ DaemonOperation: TypeAlias = (
 MutatingOperation: TypeAlias = Send | EditMemory | DeleteMemory
 """Those with a receipt, a rate and an inspection."""
 
+MUTATIONS = frozenset(operation.NAME for operation in (Send, EditMemory, DeleteMemory))
+
 OPERATIONS: dict[str, type[Operation]] = {
     cls.NAME: cls
     for cls in (
@@ -339,7 +341,7 @@ def parse_operation(name: str, arguments: Any) -> Operation:
     if not isinstance(arguments, dict):
         raise ValidationError(f"{name}: the arguments must be an object")
     checks = operation.FIELDS
-    clearable = operation.CLEARED_BY_NULL if operation is EditMemory else frozenset()
+    clearable = _cleared_by_null(operation)
     values: dict[str, Any] = {}
     for key, value in arguments.items():
         check = checks.get(key)
@@ -363,9 +365,21 @@ def parse_operation(name: str, arguments: Any) -> Operation:
     return operation(**values)
 
 
+def given_arguments(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The raw arguments of a parsed operation without the nulls that only mean the default."""
+    clearable = _cleared_by_null(type(operation))
+    return {
+        key: value for key, value in arguments.items() if value is not None or key in clearable
+    }
+
+
 def required_fields(operation: type[Operation]) -> tuple[str, ...]:
     """Names of the arguments without a default."""
     return _REQUIRED[operation.NAME]
+
+
+def _cleared_by_null(operation: type[Operation]) -> frozenset[str]:
+    return operation.CLEARED_BY_NULL if issubclass(operation, EditMemory) else frozenset()
 
 
 def _required(operation: type[Operation]) -> tuple[str, ...]:

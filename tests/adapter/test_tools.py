@@ -51,6 +51,7 @@ def test_only_tools_that_move_nothing_are_read_only() -> None:
     assert {tool.name for tool in TOOLS if tool.read_only} == {
         "whoami",
         "list_channels",
+        "get_memory",
         "history",
         "discover",
     }
