@@ -118,7 +118,7 @@ class InspectionDesk:
     def settle(self, inspected: Inspected) -> list[Submit]:
         """Whom the verdict is for; nobody, when they were answered before it came."""
         inspection, inspector = self._running.pop(inspected.ticket)
-        if inspector.alive:
+        if inspector.alive:  # one that failed has answered with its last breath
             self._idle.append(inspector)
         self._count(inspected.verdict)
         self._start_waiting()
@@ -155,9 +155,8 @@ class InspectionDesk:
         inspector.tell(Inspect(inspection.mutation, verdict))
 
     def _inspector(self) -> Address[InspectorMessage]:
-        while self._idle:
-            if (idle := self._idle.pop()).alive:
-                return idle
+        if self._idle:
+            return self._idle.pop()
         living = [address for address in self._addresses if address.alive]
         self._started += 1
         new = start_actor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -249,6 +250,33 @@ def test_an_equal_mutation_in_flight_is_joined(tmp_path: Path) -> None:
         assert stage.runs() == 1
         for _ in replies:
             stage.origin.expect(MutationSettled)
+
+
+class HoldingReply(FutureReply):
+    """Holds whoever answers until `let_go` is set."""
+
+    __slots__ = ("let_go",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def set(self, value: Any) -> None:
+        assert self.let_go.wait(20.0)
+        super().set(value)
+
+
+def test_a_repeat_right_behind_the_verdict_gets_the_first_receipt(tmp_path: Path) -> None:
+    """The first is allowed and not committed yet when the second is looked at."""
+    with stage_with(tmp_path, ALLOW) as stage:
+        held = HoldingReply()
+        first = stage.tell(stage.sam.send("hello", operation_id="op"))
+        stage.ledger.tell(Submit(stage.sam.make("plans"), held))
+        eventually(lambda: stage.ledger.statistics().mailbox_length == 1)  # the verdict
+        second = stage.tell(stage.sam.send("hello", operation_id="op"))
+        held.let_go.set()
+        assert second.get(20.0) == {**first.get(20.0), "duplicate": True}
+        assert stage.runs() == 1
 
 
 def test_equal_mutations_in_flight_share_a_denial(tmp_path: Path) -> None:
