@@ -46,6 +46,7 @@ from actors.messages import (
 from actors.notices import notice_of
 from actors.queries import Profile
 from actors.replies import TellReply
+from actors.searching import Searcher
 from actors.timer import Timer, TimerHandle
 from actors.turns import MutationTurns
 from agentbus.clock import Clock
@@ -74,6 +75,7 @@ from agentbus.protocol.operations import (
     History,
     ListChannels,
     MutatingOperation,
+    Search,
     Send,
     Subscribe,
     Unsubscribe,
@@ -82,6 +84,7 @@ from agentbus.protocol.operations import (
 from agentbus.protocol.session import Delivery, Pull
 from agentbus.rules.coalesce import ReportCoalescer
 from agentbus.rules.credit import Credit
+from agentbus.rules.query import SearchEngine
 from agentbus.rules.rates import Rates
 from agentbus.rules.receipts import digest, payload_of
 from agentbus.store.changes import (
@@ -113,6 +116,7 @@ class Neighbours:
     timer: Timer
     open_streams: Callable[[], StreamReader]
     open_store: Callable[[], Reader]
+    open_search: Callable[[], SearchEngine]
 
 
 @dataclass(slots=True)
@@ -165,12 +169,16 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._pulls: dict[int, _WaitingPull] = {}
         self._feeds: Feeds
         self._store: Reader
+        self._searcher: Searcher
         self._turns = MutationTurns(neighbours.ledger)
         self._trouble = False  # a read of the projection failed; wait before the next
         self.stale_reports = 0
 
     def on_start(self) -> None:
         self._store = self._neighbours.open_store()
+        self._searcher = Searcher(
+            self._neighbours.open_search, self._store, self._config.result_default_kib
+        )
         self._feeds = Feeds(
             self._bound.session_id,
             self._neighbours.open_streams(),
@@ -185,6 +193,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def on_stop(self) -> None:
         for feed in self._feeds:
             self._neighbours.channels.address(feed.channel_id).tell(Unwatch(self.address))
+        self._searcher.close()
         self._store.close()
 
     def receive(self, message: AttachmentMessage) -> None:
@@ -257,6 +266,12 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 reply_to.set(self._profile.list_channels(self._store, self._feeds, operation))
             case History():
                 reply_to.set(self._profile.history(self._store, operation))
+            case Search():
+                try:
+                    reply_to.set(self._searcher.search(operation))
+                except ProjectionError:
+                    self._neighbours.projector.tell(CheckRedis())
+                    raise
             case Discover():
                 if not self._config.discovery_enabled:
                     raise DiscoveryDisabledError(

@@ -26,6 +26,7 @@ from agentbus.protocol.session import (
     Pull,
     Used,
 )
+from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
     Change,
     Fact,
@@ -169,10 +170,26 @@ class Detached:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryAnswer:
+    """The answer to a committed edit or deletion, known by the sequence of its commit."""
+
+    sequence: Sequence
+    reply_to: Reply
+    result: Any
+
+    def give(self) -> None:
+        self.reply_to.set(self.result)
+
+
+@dataclass(frozen=True, slots=True)
 class NoticePosted:
-    """A memory was edited or deleted, and Redis holds it so. Passed on to every watcher."""
+    """A memory was edited or deleted, and Redis holds it so. Passed on to every watcher.
+
+    `answer` is given when all watchers have been told.
+    """
 
     fact: MemoryRevised | MemoryRemoved
+    answer: MemoryAnswer | None = None
 
 
 AttachmentMessage: TypeAlias = (
@@ -234,7 +251,19 @@ class Inspected:
     verdict: Verdict
 
 
-LedgerMessage: TypeAlias = Submit | Inspected | Fence | Unfence
+@dataclass(frozen=True, slots=True)
+class SearchWith:
+    """The search engine of this run; comes before the first fence."""
+
+    engine: EngineName
+
+
+@dataclass(frozen=True, slots=True)
+class FillTextIndex:
+    """Make the next slice of the index that this run searches with."""
+
+
+LedgerMessage: TypeAlias = Submit | Inspected | Fence | Unfence | SearchWith | FillTextIndex
 
 
 # --- Inspector ---
@@ -256,10 +285,14 @@ InspectorMessage: TypeAlias = Inspect
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Facts of one transaction, in order; `last_sequence` is the bus's newest."""
+    """Facts of one transaction, in order; `last_sequence` is the bus's newest.
+
+    `answers` to edits and deletions of memories wait until the change is shown everywhere.
+    """
 
     facts: tuple[Fact, ...]
     last_sequence: Sequence
+    answers: tuple[MemoryAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

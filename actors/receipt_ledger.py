@@ -6,6 +6,7 @@ never waits for another actor. Success is answered after COMMIT and only then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import assert_never
 
@@ -15,11 +16,14 @@ from actors.messages import (
     CatchUp,
     Committed,
     Fence,
+    FillTextIndex,
     Inspected,
     LedgerMessage,
+    MemoryAnswer,
     MutationSettled,
     ProjectorMessage,
     RateRefunded,
+    SearchWith,
     Submit,
     SubscriptionsChanged,
     Unfence,
@@ -28,10 +32,13 @@ from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import RecoveryEpoch
 from agentbus.inspection import Allowed
 from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS
+from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
     Change,
     Done,
     Fact,
+    MemoryRemoved,
+    MemoryRevised,
     Mutation,
     Outcome,
     Refused,
@@ -43,6 +50,12 @@ from agentbus.store.connection import CommitUncertain
 from agentbus.store.ledger import LedgerStatistics, LedgerStore
 from agentbus.transport.connection import corked
 
+_log = logging.getLogger(__name__)
+
+INDEX_ROWS = 500
+"""Messages of one slice: some tens of milliseconds."""
+
+NO_EPOCH = RecoveryEpoch(0)
 _SUBSCRIPTION_FACTS = (SubscriptionOpened, SubscriptionClosed, SubscriptionExpired)
 
 
@@ -51,7 +64,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     1. Changes are applied in mailbox order; their sequences are in that order.
     2. A batch is committed when the mailbox is empty or the batch is full; a lone change at once.
-    3. Facts are told to the projector in commit order, never before the commit.
+    3. Facts are told to the projector in commit order, never before the commit. The answers to
+       edits and deletions of memories go with them: who acts on such an answer must not find the
+       old text in a queue that the news has not reached.
     4. When COMMIT itself fails, nobody knows what is on disk: all callers hear `unknown` and this
        actor dies; the daemon then ends and the next one reads the receipts from disk.
     5. While fenced no change is accepted. The fence rides the mailbox, so that everything before it
@@ -59,6 +74,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
     6. With an inspection command, a mutation that has no receipt goes to the desk first and joins a
        batch when it was allowed; then its attachment and its receipt are checked again. A verdict
        that comes after a fence changes nothing: its caller has heard `unavailable`.
+    7. Where SQLite is the search engine its index is complete before anything is accepted: until it
+       is filled, the projector is not asked to catch up.
     """
 
     def __init__(
@@ -74,7 +91,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._store: LedgerStore | None = None
         self._batch: list[Submit] = []
         self._batch_bytes = 0
-        self._fence: Fence | None = Fence(RecoveryEpoch(0), retry_after_ms=200)
+        self._fence: Fence | None = Fence(NO_EPOCH, retry_after_ms=200)
+        self._filling = False
 
     def on_start(self) -> None:
         self._store = self._open_store()  # on this thread, which alone uses it
@@ -102,6 +120,10 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 self._raise_fence(message)
             case Unfence():
                 self._lower_fence(message)
+            case SearchWith(engine):
+                self._search_with(engine)
+            case FillTextIndex():
+                self._fill_text_index(message)
             case _:
                 assert_never(message)
         if (
@@ -159,12 +181,35 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._commit()
         self._fence = fence
         self._abandon_inspections(_fenced(fence))
+        if not self._filling:
+            self._ask_to_catch_up(fence)
+
+    def _ask_to_catch_up(self, fence: Fence) -> None:
         assert self._store is not None
         self._projector.tell(CatchUp(fence.epoch, self._store.last_sequence))
 
     def _lower_fence(self, unfence: Unfence) -> None:
         if self._fence is not None and self._fence.epoch <= unfence.epoch:
             self._fence = None
+
+    def _search_with(self, engine: EngineName) -> None:
+        assert self._store is not None
+        if engine != "sqlite":
+            self._store.text_index.abandon()
+        elif self._store.text_index.begin():
+            _log.info("making the text index")
+            self._filling = True
+            self.address.tell(FillTextIndex())
+
+    def _fill_text_index(self, again: FillTextIndex) -> None:
+        """A slice at a time, so that a stop is not kept waiting."""
+        assert self._store is not None
+        if self._store.text_index.fill(INDEX_ROWS):
+            self.address.tell(again)
+            return
+        self._filling = False
+        if self._fence is not None and self._fence.epoch > NO_EPOCH:
+            self._ask_to_catch_up(self._fence)
 
     def _commit(self) -> None:
         if not self._batch:
@@ -183,19 +228,29 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 )
             raise
         facts: list[Fact] = []
+        answers: list[MemoryAnswer] = []
         with corked():
             for submit, outcome in zip(batch, outcomes, strict=True):
-                self._answer(submit, outcome)
                 if isinstance(outcome, Done):
                     facts.extend(outcome.facts)
+                answer = _memory_answer(submit, outcome)
+                if answer is None:
+                    self._answer(submit, outcome)
+                else:
+                    answers.append(answer)
+                    self._tell_origin(submit, outcome)
         if facts:
-            self._projector.tell(Committed(tuple(facts), self._store.last_sequence))
+            last_sequence = self._store.last_sequence
+            self._projector.tell(Committed(tuple(facts), last_sequence, tuple(answers)))
 
     def _answer(self, submit: Submit, outcome: Outcome) -> None:
         if isinstance(outcome, Done):
             submit.reply_to.set(outcome.result)
         else:
             submit.reply_to.set_exception(outcome.error)
+        self._tell_origin(submit, outcome)
+
+    def _tell_origin(self, submit: Submit, outcome: Outcome) -> None:
         if submit.origin is None:
             return
         if submit.reserved_bytes and not (isinstance(outcome, Done) and outcome.charged):
@@ -221,3 +276,12 @@ def _is_same_operation(change: Change, mutation: Mutation) -> bool:
         and change.operation_id == mutation.operation_id
         and change.attachment.session_id == mutation.attachment.session_id
     )
+
+
+def _memory_answer(submit: Submit, outcome: Outcome) -> MemoryAnswer | None:
+    """The answer that waits until a changed memory is shown as it is."""
+    if isinstance(outcome, Done):
+        for fact in outcome.facts:
+            if isinstance(fact, MemoryRevised | MemoryRemoved):
+                return MemoryAnswer(fact.sequence, submit.reply_to, outcome.result)
+    return None

@@ -23,6 +23,8 @@ from actors.messages import (
     CaughtUp,
     CheckRedis,
     Committed,
+    Crashed,
+    MemoryAnswer,
     NoticePosted,
     Projected,
     ProjectionLost,
@@ -32,12 +34,13 @@ from actors.messages import (
 from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
 from agentbus.ids import BusId, Sequence
 from agentbus.projection.connection import Client
-from agentbus.projection.errors import ProjectionError
+from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
 from agentbus.projection.rebuild import Rebuild, Replay, UpToDate, clear, needs, rebuild, replay
 from agentbus.projection.search import ensure_index
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
+from agentbus.rules.query import EngineName
 from agentbus.store.changes import Fact, MessageAppended, MessagesRemoved
 from agentbus.store.reader import Reader
 
@@ -82,10 +85,12 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._store: Reader
         self._bus_id: BusId
         self._info: RedisInfo
+        self._search_engine: EngineName
         self._client: Client
         self._writer: StreamWriter
         self._lost = True  # until the first CatchUp
         self._pending: list[Fact] = []
+        self._answers: dict[Sequence, MemoryAnswer] = {}  # by the sequence of what is pending
         self._pending_through = Sequence(0)
         self._projected = 0
         self._pipelines = 0
@@ -95,13 +100,20 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._store = self._open_store()
         self._bus_id = self._store.bus_id()
         self._info = self._server.start(self._bus_id)
+        self._search_engine = "redis" if self._info.search else "sqlite"
         self._connect()
 
     def on_stop(self) -> None:
         self._project()
+        self._give_answers()
         self._client.close()
         self._server.stop()
         self._store.close()
+
+    @property
+    def search_engine(self) -> EngineName:
+        """What this run of the daemon searches with. Any thread may ask, once the actor runs."""
+        return self._search_engine
 
     def projector_statistics(self) -> ProjectorStatistics:
         """Whole numbers; any thread may ask."""
@@ -117,8 +129,11 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _take(self, message: ProjectorMessage) -> None:
         match message:
-            case Committed(facts, last_sequence):
-                if not self._lost:
+            case Committed(facts, last_sequence, answers):
+                self._answers.update((answer.sequence, answer) for answer in answers)
+                if self._lost:
+                    self._give_answers()
+                else:
                     self._pending.extend(facts)
                     self._pending_through = last_sequence
             case CatchUp():
@@ -167,7 +182,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             self._channels.address(channel_id).tell(Projected(head))
         for fact in facts:
             if not isinstance(fact, MessageAppended):
-                self._channels.address(fact.channel_id).tell(NoticePosted(fact))
+                answer = self._answers.pop(fact.sequence, None)
+                self._channels.address(fact.channel_id).tell(NoticePosted(fact, answer))
 
     def _check(self) -> None:
         if self._lost:
@@ -181,13 +197,21 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         """Stop projecting; the supervisor fences the bus and asks to catch up."""
         self._lost = True
         self._pending = []
+        self._give_answers()
         self._supervisor.tell(ProjectionLost(reason))
+
+    def _give_answers(self) -> None:
+        """What is committed is answered, also when nobody can be shown it now."""
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.give()
 
     # --- catching up ---
 
     def _catch_up(self, order: CatchUp) -> None:
         self._lost = True
         self._pending = []
+        self._give_answers()
         try:
             self._make_usable()
             self._fill(order)
@@ -209,11 +233,21 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             try:
                 self._server.ping()
             except ProjectionError:
-                self._info = self._server.restart(self._bus_id)
+                self._restart()
         else:
-            self._info = self._server.restart(self._bus_id)
+            self._restart()
         self._client.close()
         self._connect()
+
+    def _restart(self) -> None:
+        self._info = self._server.restart(self._bus_id)
+        if self._search_engine == "redis" and not self._info.search:
+            # SQLite has no index of this run. The daemon ends, and the next one makes it.
+            lost = RedisUnusableError(
+                f"Redis came back without search: {self._info.search_missing}"
+            )
+            self._supervisor.tell(Crashed(type(self).__name__, lost))
+            raise lost
 
     def _connect(self) -> None:
         self._client = self._server.connect()

@@ -28,7 +28,7 @@ from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
 from actors.inspections import InspectionDesk, InspectionStatistics
-from actors.messages import CheckRedis, Crashed, Detached, StopAsked
+from actors.messages import CheckRedis, Crashed, Detached, SearchWith, StopAsked
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.redis_projector import RedisProjectorActor
@@ -45,8 +45,11 @@ from agentbus.inspection import find_command
 from agentbus.limits import MIB, SHUTDOWN_GRACE_SECONDS
 from agentbus.projection.connection import connect
 from agentbus.projection.launching import RedisSettings
+from agentbus.projection.searching import RedisSearch
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamReader
+from agentbus.rules.query import SearchEngine
+from agentbus.store.fts import TextSearch, require_fts5
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.reader import Reader
 from agentbus.store.reset import reset_database
@@ -121,7 +124,17 @@ class System:
         # The ledger first: it makes the database that the others read.
         ledger = self._begin(ledger_actor, self._flow)
         projector = self._begin(projector_actor, self._flow, within_s=REDIS_START_SECONDS)
+        engine = projector_actor.search_engine
+        if engine == "sqlite":
+            require_fts5()
+        ledger.tell(SearchWith(engine))
+        search_turn = threading.Lock()
         bus_id = self._read_bus_id()
+
+        def open_search() -> SearchEngine:
+            if engine == "redis":
+                return RedisSearch(connect(self._paths.redis_socket), search_turn)
+            return TextSearch(database_path(config))
 
         def neighbours() -> Neighbours:
             return Neighbours(
@@ -132,6 +145,7 @@ class System:
                 timer=timer,
                 open_streams=lambda: StreamReader(connect(self._paths.redis_socket)),
                 open_store=self._open_store,
+                open_search=open_search,
             )
 
         registrar_actor = RegistrarActor(

@@ -51,6 +51,16 @@ JSON_DEPTH = 32
 
 SEARCH_PAGE_DEFAULT = 100
 SEARCH_PAGE_MAX = 1000
+CURSOR_BYTES = 32
+"""Of the token that continues a search."""
+
+SEARCH_TEXT_BYTES = 4 * KIB
+SEARCH_WORDS = 64
+"""Words and phrases of one search text; more are no question that somebody asks."""
+
+SEARCH_SECONDS = 1.0
+"""Time limit of one search, waiting for its turn included. Redis serves nobody meanwhile, so it is
+well below the patience of whoever else waits for Redis."""
 
 GAPS_PER_RESULT = 256
 

@@ -15,13 +15,21 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from agentbus.envelope import Body, ChannelKind, Reference
 from agentbus.errors import ValidationError
-from agentbus.limits import OPERATION_ID_BYTES, SUBJECT_CHARACTERS
+from agentbus.limits import (
+    CURSOR_BYTES,
+    OPERATION_ID_BYTES,
+    SEARCH_PAGE_DEFAULT,
+    SEARCH_PAGE_MAX,
+    SEARCH_TEXT_BYTES,
+    SUBJECT_CHARACTERS,
+)
 from agentbus.protocol.fields import (
     Check,
     Choice,
     Flag,
     Integer,
     JsonObject,
+    Moment,
     Name,
     Names,
     Number,
@@ -269,6 +277,40 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """Messages and memories of all channels by their words and by fields, newest first."""
+
+    text: str | None = None
+    channel: str | None = None
+    sender: str | None = None
+    since: int | None = None
+    until: int | None = None
+    thread: str | None = None
+    reply_to: str | None = None
+    type: str | None = None
+    tags: tuple[str, ...] = ()
+    count: int | None = None
+    cursor: str | None = None
+    max_kib: int | None = None
+
+    NAME: ClassVar[str] = "search"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "text": Text('All of these words; "a phrase"; begin*.', max_bytes=SEARCH_TEXT_BYTES),
+        "channel": Name("Only in this channel."),
+        "sender": Name("Only of this agent (`sender.agent`)."),
+        "since": Moment("Sent then or later."),
+        "until": Moment("Sent then or earlier."),
+        "thread": Name("Only of this thread."),
+        "reply_to": Name("Only answers to this message_id."),
+        "type": Name("Only of this type."),
+        "tags": Names(description="Having all of these; begin* for a beginning."),
+        "count": Integer(1, SEARCH_PAGE_MAX, f"At most so many; default {SEARCH_PAGE_DEFAULT}."),
+        "cursor": Text("From the last result: go on where it ended.", max_bytes=CURSOR_BYTES),
+        "max_kib": Integer(1, 4096, "Ceiling of this result."),
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class Discover:
     """The live sessions on this bus."""
 
@@ -292,6 +334,7 @@ Operation: TypeAlias = (
     | DeleteMemory
     | Receive
     | History
+    | Search
     | Discover
 )
 DaemonOperation: TypeAlias = (
@@ -305,6 +348,7 @@ DaemonOperation: TypeAlias = (
     | EditMemory
     | DeleteMemory
     | History
+    | Search
     | Discover
 )
 MutatingOperation: TypeAlias = Send | EditMemory | DeleteMemory
@@ -326,6 +370,7 @@ OPERATIONS: dict[str, type[Operation]] = {
         DeleteMemory,
         Receive,
         History,
+        Search,
         Discover,
     )
 }
@@ -368,9 +413,7 @@ def parse_operation(name: str, arguments: Any) -> Operation:
 def given_arguments(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
     """The raw arguments of a parsed operation without the nulls that only mean the default."""
     clearable = _cleared_by_null(type(operation))
-    return {
-        key: value for key, value in arguments.items() if value is not None or key in clearable
-    }
+    return {key: value for key, value in arguments.items() if value is not None or key in clearable}
 
 
 def required_fields(operation: type[Operation]) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ from agentbus.store.changes import (
 )
 from agentbus.store.connection import CommitUncertain, check_ours, open_writer, unusable
 from agentbus.store.creation import create
+from agentbus.store.fts import TextIndex
 from agentbus.store.memories import remove_memory, revise_memory
 from agentbus.store.pruning import prune_slice
 from agentbus.store.receipts import admit
@@ -109,6 +110,7 @@ class LedgerStore:
             self._committed = load_committed(self._connection)
             self._bus_id = load_bus_id(self._connection)
             self._verify_accounting(path)
+            self.text_index = TextIndex(self._connection)
         except sqlite3.Error as error:
             self._connection.close()
             raise unusable(path, error) from error

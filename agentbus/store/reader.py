@@ -16,6 +16,7 @@ from typing import Any
 
 from peewee import SQL, fn
 
+from agentbus.encoding import encode
 from agentbus.errors import UnavailableError
 from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.rules.cursors import missed
@@ -76,6 +77,11 @@ _OLDEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence).
 _NEWEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence.desc()).limit(PLACE))
 _MESSAGE = text(_MESSAGE_ROWS.where((Message.message_id == PLACE) & _LIVE))
 _MEMORY = text(_MESSAGE_ROWS.where((Message.message_id == PLACE) & LIVE_MEMORY))
+_LIVE_ENVELOPES = text(
+    Message.select(Message.sequence, Message.envelope).where(
+        Message.sequence.in_(SQL("(SELECT value FROM json_each(?))")) & _LIVE
+    )
+)
 _SCAN = text(
     _MESSAGE_ROWS.where((Message.sequence > PLACE) & (Message.memory == SQL("0")))
     .order_by(Message.sequence)
@@ -239,6 +245,10 @@ class Reader:
         """The live revision of a memory; None for what is deleted or an ordinary message."""
         rows = self._all(_MEMORY, memory_id)
         return StoredMessage(*rows[0]) if rows else None
+
+    def live_envelopes(self, sequences: list[Sequence]) -> dict[Sequence, bytes]:
+        """Those that are still there and neither superseded nor deleted, in no order."""
+        return dict(self._all(_LIVE_ENVELOPES, encode(sequences).decode()))
 
     def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]:
         """What a cursor at `after` has missed, in order; the first is cut to begin after it."""

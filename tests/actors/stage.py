@@ -325,6 +325,7 @@ class Stage:
             timer=self.timer,
             open_streams=lambda: StreamReader(connect(socket_path)),
             open_store=self.bus.reader,
+            open_search=lambda: RedisSearch(connect(socket_path), threading.Lock()),
         )
 
     def close(self) -> None:
