@@ -49,7 +49,7 @@ from agentbus.store.creation import create
 from agentbus.store.fts import TextIndex
 from agentbus.store.memories import remove_memory, revise_memory
 from agentbus.store.pruning import prune_slice
-from agentbus.store.receipts import admit
+from agentbus.store.receipts import admit, look_up
 from agentbus.store.sending import send_message
 from agentbus.store.subscribing import (
     close_subscription,
@@ -217,19 +217,24 @@ class LedgerStore:
     def _run_plain(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
         work = self._begin()
         connection = self._connection
+        look_up(work, (change for change in batch if isinstance(change, Mutation)))
         outcomes: list[Outcome] = []
-        for change in batch:
-            rows_before = connection.total_changes
-            try:
-                outcomes.append(_HANDLERS[type(change)](work, change))
-            except BusError as error:
-                if connection.total_changes != rows_before:
-                    raise _RerunNeeded from None
-                outcomes.append(Refused(error))
-            except Exception as error:
-                if _is_storage_failure(error):
-                    raise
-                raise _RerunNeeded from error
+        try:
+            for change in batch:
+                if type(change) is not SendMessage:
+                    work.flush()
+                before = (connection.total_changes, work.gathered_rows)
+                try:
+                    outcomes.append(_HANDLERS[type(change)](work, change))
+                except BusError as error:
+                    if (connection.total_changes, work.gathered_rows) != before:
+                        raise _RerunNeeded from None
+                    outcomes.append(Refused(error))
+            work.flush()
+        except Exception as error:
+            if _is_storage_failure(error) or isinstance(error, _RerunNeeded):
+                raise
+            raise _RerunNeeded from error
         return work, outcomes
 
     def _run_with_savepoints(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
@@ -241,13 +246,15 @@ class LedgerStore:
             staged = work.staged.copy()
             execute("SAVEPOINT change")
             try:
-                outcomes.append(_HANDLERS[type(change)](work, change))
+                outcome: Outcome = _HANDLERS[type(change)](work, change)
+                work.flush()
             except Exception as error:
                 if _is_storage_failure(error):
                     raise
                 execute("ROLLBACK TO change")
-                work.staged = staged
-                outcomes.append(Refused(_answerable(error, change)))
+                work.forget(staged)
+                outcome = Refused(_answerable(error, change))
+            outcomes.append(outcome)
             execute("RELEASE change")
         return work, outcomes
 

@@ -6,6 +6,7 @@ receipts. Never looks at what the mutation does. Runs on the ledger's thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +14,13 @@ from agentbus.encoding import decode_trusted, encode
 from agentbus.errors import ConflictError, RateLimitedError
 from agentbus.rules.retention import end_us
 from agentbus.store.accounting import row_bytes
+from agentbus.store.bulk import BulkInsert, ReceiptLookup, Row
 from agentbus.store.changes import Done, Mutation
-from agentbus.store.schema import PLACE, Receipt, insert_text, text
+from agentbus.store.schema import Receipt, insert_text
 from agentbus.store.work import Work
 
-_SELECT_RECEIPT = text(
-    Receipt.select(
-        Receipt.fingerprint, Receipt.result, Receipt.accepted_at_us, Receipt.expires_at_us
-    ).where((Receipt.session == PLACE) & (Receipt.operation_id == PLACE))
-)
-_INSERT_RECEIPT = insert_text(Receipt)
+_INSERT_RECEIPT = BulkInsert(Receipt)
+_LOOK_UP = ReceiptLookup()
 _REPLACE_RECEIPT = insert_text(Receipt, replace=True)
 
 
@@ -34,28 +32,35 @@ class Admission:
 
     def record(self, work: Work, change: Mutation, answer: dict[str, Any]) -> None:
         """Keep the answer for repeats; written with the mutation's own rows."""
-        session_id = change.attachment.session_id
-        receipt = (
-            session_id,
-            change.operation_id,
+        key = _key(change)
+        columns = (
             change.fingerprint,
             encode(answer),
             work.now_us,
             end_us(work.now_us, work.config.dedup_retention_hours),
         )
         if self.expired is None:
-            work.insert(_INSERT_RECEIPT, receipt)
+            work.gather(_INSERT_RECEIPT, (*key, *columns))
         else:
-            key = (session_id, change.operation_id)
+            work.flush()
             work.counters.logical_bytes -= row_bytes((*key, *self.expired))
-            work.insert(_REPLACE_RECEIPT, receipt)
+            work.insert(_REPLACE_RECEIPT, (*key, *columns))
+        work.receipts[key] = columns
+
+
+def look_up(work: Work, mutations: Iterable[Mutation]) -> None:
+    """Fetch the receipts of a batch at once, for `admit`."""
+    keys = list(dict.fromkeys(map(_key, mutations)))
+    work.receipts = _LOOK_UP.execute(work.connection, keys)
 
 
 def admit(work: Work, change: Mutation) -> Admission | Done:
     """Leave to go on, or the answer that a repeat gets. Raises what refuses the mutation."""
-    session_id = change.attachment.session_id
     work.require_current(change.attachment)
-    earlier = work.execute(_SELECT_RECEIPT, (session_id, change.operation_id)).fetchone()
+    key = _key(change)
+    if key not in work.receipts:
+        look_up(work, [change])
+    earlier: Any = work.receipts[key]
     if earlier is not None:
         fingerprint, result, _, expires_at_us = earlier
         if expires_at_us > work.now_us:
@@ -66,6 +71,10 @@ def admit(work: Work, change: Mutation) -> Admission | Done:
             retry_after_ms=change.retry_after_ms,
         )
     return Admission(earlier)
+
+
+def _key(change: Mutation) -> Row:
+    return (change.attachment.session_id, change.operation_id)
 
 
 def _repeat(change: Mutation, fingerprint: bytes, result: bytes) -> Done:

@@ -13,6 +13,7 @@ from peewee import SQL
 
 from agentbus.envelope import Body, check_size, encode_envelope
 from agentbus.ids import MessageId, Sequence, new_id
+from agentbus.store.bulk import BulkInsert
 from agentbus.store.changes import Done, MessageAppended, SendMessage
 from agentbus.store.receipts import admit
 from agentbus.store.schema import PLACE, Message, insert_text, text
@@ -25,6 +26,7 @@ _SELECT_THREAD = text(
     .limit(SQL("1"))
 )
 INSERT_MESSAGE = insert_text(Message)
+_GATHER_MESSAGE = BulkInsert(Message)
 
 
 def send_message(work: Work, change: SendMessage) -> Done:
@@ -54,8 +56,8 @@ def send_message(work: Work, change: SendMessage) -> Done:
     }
 
     # Nothing is refused from here on.
-    work.insert(
-        INSERT_MESSAGE,
+    work.gather(
+        _GATHER_MESSAGE,
         (
             sequence,
             message_id,
@@ -94,6 +96,7 @@ def send_message(work: Work, change: SendMessage) -> Done:
 
 def thread_of(work: Work, message_id: str) -> str | None:
     """The thread of a message; one that is not retained, or never was, has none."""
+    work.flush()
     row = work.execute(_SELECT_THREAD, (message_id,)).fetchone()
     return row[0] if row is not None else None
 

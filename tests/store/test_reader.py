@@ -185,7 +185,7 @@ def test_the_hot_queries_use_an_index(bus: Bus, reader: Reader) -> None:
             queries._MEMORY,
             queries._SCAN_MEMORIES,
             queries._MEMORY_LAG,
-            receipts._SELECT_RECEIPT,
+            receipts._LOOK_UP._texts[64],
             memories._SELECT_LIVE,
             pruning._SELECT_TOMBSTONES,
             sending._SELECT_THREAD,
