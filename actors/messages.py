@@ -263,7 +263,17 @@ class FillTextIndex:
     """Make the next slice of the index that this run searches with."""
 
 
-LedgerMessage: TypeAlias = Submit | Inspected | Fence | Unfence | SearchWith | FillTextIndex
+@dataclass(frozen=True, slots=True)
+class ProjectionAdvanced:
+    """So many more bytes of what was committed are in Redis: senders need not be held back."""
+
+    epoch: RecoveryEpoch
+    size_bytes: int
+
+
+LedgerMessage: TypeAlias = (
+    Submit | Inspected | Fence | Unfence | SearchWith | FillTextIndex | ProjectionAdvanced
+)
 
 
 # --- Inspector ---
@@ -288,19 +298,25 @@ class Committed:
     """Facts of one transaction, in order; `last_sequence` is the bus's newest.
 
     `answers` to edits and deletions of memories wait until the change is shown everywhere.
+    `size_bytes`: of the envelopes among the facts.
     """
 
     facts: tuple[Fact, ...]
     last_sequence: Sequence
+    size_bytes: int
     answers: tuple[MemoryAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Bring Redis to exactly `through`: by replay where possible, else by a rebuild."""
+    """Bring Redis to exactly `through`: by replay where possible, else by a rebuild.
+
+    `ledger` hears from then on how the projection advances.
+    """
 
     epoch: RecoveryEpoch
     through: Sequence
+    ledger: Address[LedgerMessage]
 
 
 @dataclass(frozen=True, slots=True)

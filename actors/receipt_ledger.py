@@ -21,6 +21,7 @@ from actors.messages import (
     LedgerMessage,
     MemoryAnswer,
     MutationSettled,
+    ProjectionAdvanced,
     ProjectorMessage,
     RateRefunded,
     SearchWith,
@@ -28,10 +29,10 @@ from actors.messages import (
     SubscriptionsChanged,
     Unfence,
 )
-from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
+from agentbus.errors import BusError, OverloadedError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import RecoveryEpoch
 from agentbus.inspection import Allowed
-from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS
+from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS, MIB
 from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
     Change,
@@ -39,6 +40,7 @@ from agentbus.store.changes import (
     Fact,
     MemoryRemoved,
     MemoryRevised,
+    MessageAppended,
     Mutation,
     Outcome,
     Refused,
@@ -52,10 +54,16 @@ from agentbus.transport.connection import corked
 
 _log = logging.getLogger(__name__)
 
+UNPROJECTED_BYTES = 32 * MIB
+"""A few seconds of what the disk takes and Redis does not; their envelopes wait in memory."""
+
+OVERLOADED_RETRY_MS = 250
+
 INDEX_ROWS = 500
 """Messages of one slice: some tens of milliseconds."""
 
 NO_EPOCH = RecoveryEpoch(0)
+_WITH_ENVELOPE = (MessageAppended, MemoryRevised)
 _SUBSCRIPTION_FACTS = (SubscriptionOpened, SubscriptionClosed, SubscriptionExpired)
 
 
@@ -74,7 +82,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
     6. With an inspection command, a mutation that has no receipt goes to the desk first and joins a
        batch when it was allowed; then its attachment and its receipt are checked again. A verdict
        that comes after a fence changes nothing: its caller has heard `unavailable`.
-    7. Where SQLite is the search engine its index is complete before anything is accepted: until it
+    7. What is committed and not yet projected is bounded: beyond `UNPROJECTED_BYTES` mutations are
+       answered `overloaded`, because nothing else holds a sender back that Redis cannot follow.
+    8. Where SQLite is the search engine its index is complete before anything is accepted: until it
        is filled, the projector is not asked to catch up.
     """
 
@@ -93,6 +103,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._batch_bytes = 0
         self._fence: Fence | None = Fence(NO_EPOCH, retry_after_ms=200)
         self._filling = False
+        self._epoch = NO_EPOCH
+        self._unprojected_bytes = 0
 
     def on_start(self) -> None:
         self._store = self._open_store()  # on this thread, which alone uses it
@@ -124,6 +136,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 self._search_with(engine)
             case FillTextIndex():
                 self._fill_text_index(message)
+            case ProjectionAdvanced(epoch, size_bytes):
+                if self._fence is None and epoch == self._epoch:
+                    self._unprojected_bytes -= size_bytes
             case _:
                 assert_never(message)
         if (
@@ -136,6 +151,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
     def _submit(self, submit: Submit) -> None:
         if self._fence is not None:
             self._answer(submit, Refused(_fenced(self._fence)))
+        elif self._unprojected_bytes > UNPROJECTED_BYTES and isinstance(submit.change, Mutation):
+            self._answer(submit, Refused(_overloaded()))
         elif self._desk is not None and isinstance(submit.change, Mutation):
             self._inspect(self._desk, submit.change, submit)
         else:
@@ -180,13 +197,15 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
     def _raise_fence(self, fence: Fence) -> None:
         self._commit()
         self._fence = fence
+        self._epoch = fence.epoch
+        self._unprojected_bytes = 0  # a catch-up reads everything from disk
         self._abandon_inspections(_fenced(fence))
         if not self._filling:
             self._ask_to_catch_up(fence)
 
     def _ask_to_catch_up(self, fence: Fence) -> None:
         assert self._store is not None
-        self._projector.tell(CatchUp(fence.epoch, self._store.last_sequence))
+        self._projector.tell(CatchUp(fence.epoch, self._store.last_sequence, self.address))
 
     def _lower_fence(self, unfence: Unfence) -> None:
         if self._fence is not None and self._fence.epoch <= unfence.epoch:
@@ -240,8 +259,13 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                     answers.append(answer)
                     self._tell_origin(submit, outcome)
         if facts:
-            last_sequence = self._store.last_sequence
-            self._projector.tell(Committed(tuple(facts), last_sequence, tuple(answers)))
+            size_bytes = sum(
+                len(fact.envelope) for fact in facts if isinstance(fact, _WITH_ENVELOPE)
+            )
+            self._unprojected_bytes += size_bytes
+            self._projector.tell(
+                Committed(tuple(facts), self._store.last_sequence, size_bytes, tuple(answers))
+            )
 
     def _answer(self, submit: Submit, outcome: Outcome) -> None:
         if isinstance(outcome, Done):
@@ -261,6 +285,14 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
             if changed:
                 submit.origin.tell(SubscriptionsChanged(changed))
+
+
+def _overloaded() -> OverloadedError:
+    return OverloadedError(
+        "messages come faster than they can be shown to readers; nothing was committed, send again "
+        "a little later with the same operation id",
+        retry_after_ms=OVERLOADED_RETRY_MS,
+    )
 
 
 def _fenced(fence: Fence) -> UnavailableError:

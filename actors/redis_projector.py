@@ -24,15 +24,17 @@ from actors.messages import (
     CheckRedis,
     Committed,
     Crashed,
+    LedgerMessage,
     MemoryAnswer,
     NoticePosted,
     Projected,
+    ProjectionAdvanced,
     ProjectionLost,
     ProjectorMessage,
     SupervisorMessage,
 )
 from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
-from agentbus.ids import BusId, Sequence
+from agentbus.ids import BusId, RecoveryEpoch, Sequence
 from agentbus.projection.connection import Client
 from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
@@ -91,7 +93,9 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._lost = True  # until the first CatchUp
         self._pending: list[Fact] = []
         self._answers: dict[Sequence, MemoryAnswer] = {}  # by the sequence of what is pending
-        self._pending_through = Sequence(0)
+        self._pending_bytes = 0
+        self._ledger: Address[LedgerMessage] | None = None
+        self._epoch = RecoveryEpoch(0)
         self._projected = 0
         self._pipelines = 0
         self._recoveries = 0
@@ -129,13 +133,13 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _take(self, message: ProjectorMessage) -> None:
         match message:
-            case Committed(facts, last_sequence, answers):
+            case Committed(facts, _, size_bytes, answers):
                 self._answers.update((answer.sequence, answer) for answer in answers)
                 if self._lost:
                     self._give_answers()
                 else:
                     self._pending.extend(facts)
-                    self._pending_through = last_sequence
+                    self._pending_bytes += size_bytes
             case CatchUp():
                 self._catch_up(message)
             case CheckRedis():
@@ -151,10 +155,14 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         if self._lost or not self._pending:
             return
         facts, self._pending = self._pending, []
+        size_bytes, self._pending_bytes = self._pending_bytes, 0
         try:
             self._write(facts)
         except ProjectionError as error:
             self._lose(error.message)
+            return
+        if size_bytes and self._ledger is not None:
+            self._ledger.tell(ProjectionAdvanced(self._epoch, size_bytes))
 
     def _write(self, facts: list[Fact]) -> None:
         """Facts in order: runs of new content in one call each, removals between them."""
@@ -210,7 +218,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _catch_up(self, order: CatchUp) -> None:
         self._lost = True
-        self._pending = []
+        self._pending, self._pending_bytes = [], 0
+        self._ledger, self._epoch = order.ledger, order.epoch
         self._give_answers()
         try:
             self._make_usable()
