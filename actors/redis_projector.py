@@ -24,7 +24,6 @@ from actors.messages import (
     CheckRedis,
     Committed,
     Crashed,
-    MemoryAnswer,
     NoticePosted,
     Projected,
     ProjectionLost,
@@ -90,7 +89,6 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._writer: StreamWriter
         self._lost = True  # until the first CatchUp
         self._pending: list[Fact] = []
-        self._answers: dict[Sequence, MemoryAnswer] = {}  # by the sequence of what is pending
         self._pending_through = Sequence(0)
         self._projected = 0
         self._pipelines = 0
@@ -105,7 +103,6 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def on_stop(self) -> None:
         self._project()
-        self._give_answers()
         self._client.close()
         self._server.stop()
         self._store.close()
@@ -129,11 +126,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _take(self, message: ProjectorMessage) -> None:
         match message:
-            case Committed(facts, last_sequence, answers):
-                self._answers.update((answer.sequence, answer) for answer in answers)
-                if self._lost:
-                    self._give_answers()
-                else:
+            case Committed(facts, last_sequence):
+                if not self._lost:
                     self._pending.extend(facts)
                     self._pending_through = last_sequence
             case CatchUp():
@@ -182,8 +176,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             self._channels.address(channel_id).tell(Projected(head))
         for fact in facts:
             if not isinstance(fact, MessageAppended):
-                answer = self._answers.pop(fact.sequence, None)
-                self._channels.address(fact.channel_id).tell(NoticePosted(fact, answer))
+                self._channels.address(fact.channel_id).tell(NoticePosted(fact))
 
     def _check(self) -> None:
         if self._lost:
@@ -197,21 +190,13 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         """Stop projecting; the supervisor fences the bus and asks to catch up."""
         self._lost = True
         self._pending = []
-        self._give_answers()
         self._supervisor.tell(ProjectionLost(reason))
-
-    def _give_answers(self) -> None:
-        """What is committed is answered, also when nobody can be shown it now."""
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            answer.give()
 
     # --- catching up ---
 
     def _catch_up(self, order: CatchUp) -> None:
         self._lost = True
         self._pending = []
-        self._give_answers()
         try:
             self._make_usable()
             self._fill(order)

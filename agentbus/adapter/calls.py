@@ -30,6 +30,7 @@ from agentbus.adapter.results import (
     receive_answer,
     receive_budget,
 )
+from agentbus.adapter.subscription import Held
 from agentbus.adapter.tools import parse_call
 from agentbus.config import Config
 from agentbus.encoding import encode
@@ -259,11 +260,13 @@ class Calls:
                 if not used:
                     conversation.used(call.arrival, operation.channels)
                     used = True
+                await receive.compare_memories()
                 if operation.replay:
                     return receive.replay()
                 if not operation.include_own and (answered := receive.take()) is not None:
                     return answered
                 await receive.pull()
+                await receive.compare_memories()
                 retry.succeeded()
                 if (answered := receive.take(last=receive.left_s() <= 0)) is not None:
                     return answered
@@ -306,6 +309,17 @@ class _Receive:
             return not operation.include_own and prefetch.has_waiting(operation.channels)
 
         await pull.wait(something_came)
+
+    async def compare_memories(self) -> None:
+        """What is shown next is as it is now; only memories have to be asked for."""
+        operation, conversation = self._operation, self._call.conversation
+
+        def held() -> list[Held]:
+            if operation.replay:
+                return conversation.prefetch.last_memories()
+            return conversation.prefetch.held_memories(operation.channels, self._count)
+
+        await conversation.compare_memories(held)
 
     def take(self, *, last: bool = False) -> Answer | None:
         """The result, if there is something to tell; in any case when it is the last attempt."""

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import merge
+from itertools import islice
 from typing import Any, TypeAlias
 
 from agentbus.encoding import encode
@@ -79,6 +80,8 @@ class Gap:
 
 
 Entry: TypeAlias = Record | Gap
+Held: TypeAlias = tuple[int, int, str, int]
+"""A memory that is held: subscription, position, id, revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,15 @@ class SubscriptionQueue:
             self._partly_shown.discard(record.position)
             return replace(current, redelivered=True)
         return current
+
+    def held(self, count: int) -> list[Held]:
+        """The memories among the first `count` messages that wait."""
+        waiting = (entry for entry in self._queue if isinstance(entry, Record))
+        return [
+            (self.subscription, record.position, record.message["message_id"], revision)
+            for record in islice(waiting, count)
+            if record.is_memory and (revision := record.message["revision"])
+        ]
 
     def take(self) -> Entry:
         """Give the first entry to a result."""
