@@ -27,6 +27,7 @@ from agentbus.adapter.results import (
     fit_history_message,
     fit_list,
     fit_memory,
+    fit_search,
     receive_answer,
     receive_budget,
 )
@@ -212,9 +213,9 @@ class Calls:
         ceiling = 0
         if call.name in MUTATIONS:
             args.setdefault("operation_id", new_id())
-        if call.name in ("history", "get_memory") or call.name in _LISTS:
+        if call.name in ("history", "search", "get_memory") or call.name in _LISTS:
             ceiling = self._ceiling(call)
-        if call.name == "history":
+        if call.name in ("history", "search"):
             args["max_kib"] = -(-ceiling // KIB)
         conversation.used(call.arrival, None)
         body: dict[str, Any] = await conversation.operate(call.name, args)
@@ -231,6 +232,8 @@ class Calls:
                 body = fit_history_message(body, left)
             else:
                 body = fit_list(body, "messages", left, from_end=call.operation.after is None)
+        elif call.name == "search":
+            body = fit_search(body, left)
         elif call.name == "get_memory":
             body = fit_memory(body, left)
         elif call.name in _LISTS:
