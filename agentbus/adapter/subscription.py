@@ -164,6 +164,7 @@ class SubscriptionQueue:
             elif position in self._known:
                 known.append(record)
                 if record.is_memory:
+                    self._doubtful.discard(position)
                     self.supersede(position, message)
             elif (current := self._current(record)) is None:
                 known.append(record)
@@ -191,7 +192,6 @@ class SubscriptionQueue:
             del self._queue[index]
             self.advance()
             return [entry]
-        self._doubtful.discard(position)
         self._news[position] = newer(self._news.get(position, message), message)
         return []
 
@@ -209,7 +209,6 @@ class SubscriptionQueue:
         current = self.current(record)
         self._news.pop(record.position, None)
         if current is not None and record.position in self._partly_shown:
-            self._partly_shown.discard(record.position)
             return replace(current, redelivered=True)
         return current
 
@@ -289,7 +288,7 @@ class SubscriptionQueue:
         self._queue = kept
         self._known.difference_update(entry.last for entry in dropped)
         for entry in self._in_flight.values():
-            if isinstance(entry, Record) and entry.is_memory and entry.position not in self._news:
+            if isinstance(entry, Record) and entry.is_memory:
                 self._doubtful.add(entry.position)
         self._forget_handed_off()
         self.queued_through = min([self.reserved, *(place - 1 for place in self._doubtful)])
