@@ -19,6 +19,7 @@ from actors.messages import (
     AttachmentMessage,
     CallSeen,
     CheckRedis,
+    CompareHeldMemories,
     CreditGranted,
     CursorsCommitted,
     Detached,
@@ -43,7 +44,7 @@ from actors.messages import (
     Wake,
     Watch,
 )
-from actors.notices import notice_of
+from actors.notices import compare, notice_of
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.searching import Searcher
@@ -214,6 +215,9 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._cursors_committed(error)
             case PullAsked(pull, reply_to):
                 self._pull_asked(pull, reply_to)
+            case CompareHeldMemories(held, reply_to):
+                self._require_ready()
+                reply_to.set(compare(held, self._store))
             case PullDue(number):
                 self._pull_ended(number)
             case PullCancelled(cancel):
@@ -246,8 +250,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     # --- operations ---
 
     def _operate(self, request: Request) -> None:
-        if self._readiness.state != "ready":
-            raise self._unavailable()
+        self._require_ready()
         operation, reply_to = request.operation, request.reply_to
         match operation:
             case Send() | EditMemory() | DeleteMemory():
@@ -358,8 +361,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             )
 
     def _pull_asked(self, pull: Pull, reply_to: Reply) -> None:
-        if self._readiness.state != "ready":
-            raise self._unavailable()
+        self._require_ready()
         due = None
         if pull.wait_ms:
             due = self._neighbours.timer.deliver_after(
@@ -560,6 +562,10 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             self._watch_all()
         else:
             self._end_pulls(self._unavailable())
+
+    def _require_ready(self) -> None:
+        if self._readiness.state != "ready":
+            raise self._unavailable()
 
     def _unavailable(self) -> UnavailableError:
         return UnavailableError(

@@ -22,6 +22,7 @@ from agentbus.protocol.session import (
     CancelPull,
     Credit,
     HandoffReport,
+    HeldMemory,
     Hello,
     Pull,
     Used,
@@ -131,6 +132,14 @@ class PullAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareHeldMemories:
+    """An adapter is about to show memories that it holds, if they are still so."""
+
+    held: tuple[HeldMemory, ...]
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
 class PullDue:
     """The pull's wait is over."""
 
@@ -170,26 +179,10 @@ class Detached:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryAnswer:
-    """The answer to a committed edit or deletion, known by the sequence of its commit."""
-
-    sequence: Sequence
-    reply_to: Reply
-    result: Any
-
-    def give(self) -> None:
-        self.reply_to.set(self.result)
-
-
-@dataclass(frozen=True, slots=True)
 class NoticePosted:
-    """A memory was edited or deleted, and Redis holds it so. Passed on to every watcher.
-
-    `answer` is given when all watchers have been told.
-    """
+    """A memory was edited or deleted, and Redis holds it so. Passed on to every watcher."""
 
     fact: MemoryRevised | MemoryRemoved
-    answer: MemoryAnswer | None = None
 
 
 AttachmentMessage: TypeAlias = (
@@ -201,6 +194,7 @@ AttachmentMessage: TypeAlias = (
     | FlushReports
     | CursorsCommitted
     | PullAsked
+    | CompareHeldMemories
     | PullDue
     | PullCancelled
     | NoticePosted
@@ -297,14 +291,12 @@ InspectorMessage: TypeAlias = Inspect
 class Committed:
     """Facts of one transaction, in order; `last_sequence` is the bus's newest.
 
-    `answers` to edits and deletions of memories wait until the change is shown everywhere.
     `size_bytes`: of the envelopes among the facts.
     """
 
     facts: tuple[Fact, ...]
     last_sequence: Sequence
     size_bytes: int
-    answers: tuple[MemoryAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

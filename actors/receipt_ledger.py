@@ -19,7 +19,6 @@ from actors.messages import (
     FillTextIndex,
     Inspected,
     LedgerMessage,
-    MemoryAnswer,
     MutationSettled,
     ProjectionAdvanced,
     ProjectorMessage,
@@ -38,7 +37,6 @@ from agentbus.store.changes import (
     Change,
     Done,
     Fact,
-    MemoryRemoved,
     MemoryRevised,
     MessageAppended,
     Mutation,
@@ -72,9 +70,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     1. Changes are applied in mailbox order; their sequences are in that order.
     2. A batch is committed when the mailbox is empty or the batch is full; a lone change at once.
-    3. Facts are told to the projector in commit order, never before the commit. The answers to
-       edits and deletions of memories go with them: who acts on such an answer must not find the
-       old text in a queue that the news has not reached.
+    3. Facts are told to the projector in commit order, never before the commit.
     4. When COMMIT itself fails, nobody knows what is on disk: all callers hear `unknown` and this
        actor dies; the daemon then ends and the next one reads the receipts from disk.
     5. While fenced no change is accepted. The fence rides the mailbox, so that everything before it
@@ -247,34 +243,23 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 )
             raise
         facts: list[Fact] = []
-        answers: list[MemoryAnswer] = []
         with corked():
             for submit, outcome in zip(batch, outcomes, strict=True):
+                self._answer(submit, outcome)
                 if isinstance(outcome, Done):
                     facts.extend(outcome.facts)
-                answer = _memory_answer(submit, outcome)
-                if answer is None:
-                    self._answer(submit, outcome)
-                else:
-                    answers.append(answer)
-                    self._tell_origin(submit, outcome)
         if facts:
             size_bytes = sum(
                 len(fact.envelope) for fact in facts if isinstance(fact, _WITH_ENVELOPE)
             )
             self._unprojected_bytes += size_bytes
-            self._projector.tell(
-                Committed(tuple(facts), self._store.last_sequence, size_bytes, tuple(answers))
-            )
+            self._projector.tell(Committed(tuple(facts), self._store.last_sequence, size_bytes))
 
     def _answer(self, submit: Submit, outcome: Outcome) -> None:
         if isinstance(outcome, Done):
             submit.reply_to.set(outcome.result)
         else:
             submit.reply_to.set_exception(outcome.error)
-        self._tell_origin(submit, outcome)
-
-    def _tell_origin(self, submit: Submit, outcome: Outcome) -> None:
         if submit.origin is None:
             return
         if submit.reserved_bytes and not (isinstance(outcome, Done) and outcome.charged):
@@ -308,12 +293,3 @@ def _is_same_operation(change: Change, mutation: Mutation) -> bool:
         and change.operation_id == mutation.operation_id
         and change.attachment.session_id == mutation.attachment.session_id
     )
-
-
-def _memory_answer(submit: Submit, outcome: Outcome) -> MemoryAnswer | None:
-    """The answer that waits until a changed memory is shown as it is."""
-    if isinstance(outcome, Done):
-        for fact in outcome.facts:
-            if isinstance(fact, MemoryRevised | MemoryRemoved):
-                return MemoryAnswer(fact.sequence, submit.reply_to, outcome.result)
-    return None

@@ -25,7 +25,6 @@ from actors.messages import (
     Committed,
     Crashed,
     LedgerMessage,
-    MemoryAnswer,
     NoticePosted,
     Projected,
     ProjectionAdvanced,
@@ -92,7 +91,6 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._writer: StreamWriter
         self._lost = True  # until the first CatchUp
         self._pending: list[Fact] = []
-        self._answers: dict[Sequence, MemoryAnswer] = {}  # by the sequence of what is pending
         self._pending_bytes = 0
         self._ledger: Address[LedgerMessage] | None = None
         self._epoch = RecoveryEpoch(0)
@@ -109,7 +107,6 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def on_stop(self) -> None:
         self._project()
-        self._give_answers()
         self._client.close()
         self._server.stop()
         self._store.close()
@@ -133,11 +130,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _take(self, message: ProjectorMessage) -> None:
         match message:
-            case Committed(facts, _, size_bytes, answers):
-                self._answers.update((answer.sequence, answer) for answer in answers)
-                if self._lost:
-                    self._give_answers()
-                else:
+            case Committed(facts, _, size_bytes):
+                if not self._lost:
                     self._pending.extend(facts)
                     self._pending_bytes += size_bytes
             case CatchUp():
@@ -190,8 +184,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             self._channels.address(channel_id).tell(Projected(head))
         for fact in facts:
             if not isinstance(fact, MessageAppended):
-                answer = self._answers.pop(fact.sequence, None)
-                self._channels.address(fact.channel_id).tell(NoticePosted(fact, answer))
+                self._channels.address(fact.channel_id).tell(NoticePosted(fact))
 
     def _check(self) -> None:
         if self._lost:
@@ -205,14 +198,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         """Stop projecting; the supervisor fences the bus and asks to catch up."""
         self._lost = True
         self._pending = []
-        self._give_answers()
         self._supervisor.tell(ProjectionLost(reason))
-
-    def _give_answers(self) -> None:
-        """What is committed is answered, also when nobody can be shown it now."""
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            answer.give()
 
     # --- catching up ---
 
@@ -220,7 +206,6 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._lost = True
         self._pending, self._pending_bytes = [], 0
         self._ledger, self._epoch = order.ledger, order.epoch
-        self._give_answers()
         try:
             self._make_usable()
             self._fill(order)

@@ -155,7 +155,7 @@ class ReporterActor(BusActor[ReporterMessage]):
     def _redis(self, info: dict[str, Any] | None) -> dict[str, Any] | None:
         if info is None:
             return None
-        engine = "redis" if info.get("search_module") is not None else "none"
+        engine = "redis" if info.get("search_module") is not None else "sqlite"
         return info | {"search_engine": engine, "healthy": self._redis_bytes() is not None}
 
     def _redis_bytes(self) -> int | None:

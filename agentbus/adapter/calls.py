@@ -27,9 +27,11 @@ from agentbus.adapter.results import (
     fit_history_message,
     fit_list,
     fit_memory,
+    fit_search,
     receive_answer,
     receive_budget,
 )
+from agentbus.adapter.subscription import Held
 from agentbus.adapter.tools import parse_call
 from agentbus.config import Config
 from agentbus.encoding import encode
@@ -211,9 +213,9 @@ class Calls:
         ceiling = 0
         if call.name in MUTATIONS:
             args.setdefault("operation_id", new_id())
-        if call.name in ("history", "get_memory") or call.name in _LISTS:
+        if call.name in ("history", "search", "get_memory") or call.name in _LISTS:
             ceiling = self._ceiling(call)
-        if call.name == "history":
+        if call.name in ("history", "search"):
             args["max_kib"] = -(-ceiling // KIB)
         conversation.used(call.arrival, None)
         body: dict[str, Any] = await conversation.operate(call.name, args)
@@ -230,6 +232,8 @@ class Calls:
                 body = fit_history_message(body, left)
             else:
                 body = fit_list(body, "messages", left, from_end=call.operation.after is None)
+        elif call.name == "search":
+            body = fit_search(body, left)
         elif call.name == "get_memory":
             body = fit_memory(body, left)
         elif call.name in _LISTS:
@@ -259,11 +263,13 @@ class Calls:
                 if not used:
                     conversation.used(call.arrival, operation.channels)
                     used = True
+                await receive.compare_memories()
                 if operation.replay:
                     return receive.replay()
                 if not operation.include_own and (answered := receive.take()) is not None:
                     return answered
                 await receive.pull()
+                await receive.compare_memories()
                 retry.succeeded()
                 if (answered := receive.take(last=receive.left_s() <= 0)) is not None:
                     return answered
@@ -306,6 +312,17 @@ class _Receive:
             return not operation.include_own and prefetch.has_waiting(operation.channels)
 
         await pull.wait(something_came)
+
+    async def compare_memories(self) -> None:
+        """What is shown next is as it is now; only memories have to be asked for."""
+        operation, conversation = self._operation, self._call.conversation
+
+        def held() -> list[Held]:
+            if operation.replay:
+                return conversation.prefetch.last_memories()
+            return conversation.prefetch.held_memories(operation.channels, self._count)
+
+        await conversation.compare_memories(held)
 
     def take(self, *, last: bool = False) -> Answer | None:
         """The result, if there is something to tell; in any case when it is the last attempt."""

@@ -21,7 +21,7 @@ from agentbus.adapter.binding import Binding
 from agentbus.adapter.link import Link
 from agentbus.adapter.notices import MemoryNotices
 from agentbus.adapter.prefetch import Batch, Prefetch, Report
-from agentbus.adapter.subscription import parse_arrived
+from agentbus.adapter.subscription import Held, parse_arrived
 from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.identity import Attachment
 from agentbus.limits import ADAPTER_RETRY_SECONDS
@@ -204,6 +204,25 @@ class Conversation:
             prefetch.accept(parse_arrived(delivery), epoch=epoch, pushed=False, own=own)
         self._flush()
         self._changed()
+
+    async def compare_memories(self, held: Callable[[], list[Held]]) -> None:
+        """Have the memories that are about to be shown be as they are now.
+
+        Nothing may be awaited between this and taking them.
+        """
+        prefetch, compared = self.prefetch, set[Held]()
+        while asked := [memory for memory in held() if memory not in compared]:
+            attachment = await self.attach()
+            answer = await self._request(attachment, "memories", {"held": asked}, REQUEST_TIMEOUT_S)
+            if self.prefetch is not prefetch:
+                return  # the bus was reset; nothing of before is shown
+            compared.update(asked[: answer["compared"]])
+            for subscription, position, message in answer["changed"]:
+                prefetch.supersede(subscription, position, message)
+                if message is not None:
+                    now = (subscription, position, message["message_id"], message["revision"])
+                    compared.add(now)
+        self._flush()
 
     # --- handoff ----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agentbus.adapter.subscription import Arrived, Entry, Gap, Record, SubscriptionQueue
+from agentbus.adapter.subscription import Arrived, Entry, Gap, Held, Record, SubscriptionQueue
 from agentbus.errors import CursorExpiredError, NotFoundError
 from agentbus.limits import GAPS_PER_RESULT
 
@@ -176,6 +176,18 @@ class Prefetch:
             elif message is not None:
                 last.append((owner, record.updated(message)))
         self._last_records = tuple(last)
+
+    def held_memories(self, channels: Collection[str], count: int) -> list[Held]:
+        """The memories that a take of so many messages may show."""
+        return [held for queue in self.select(channels) for held in queue.held(count)]
+
+    def last_memories(self) -> list[Held]:
+        """The memories that a replay shows."""
+        return [
+            (owner, record.position, record.message["message_id"], record.message["revision"])
+            for owner, record in self._last_records
+            if record.is_memory
+        ]
 
     # --- what results do --------------------------------------------------------------------------
 

@@ -207,6 +207,14 @@ def fit_list(
     return {**body, key: chosen, "more": True}
 
 
+def fit_search(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
+    """The page of a search, cut to fit; then its cursor goes on after the last message kept."""
+    fitted = fit_list(body, "messages", characters)
+    if fitted.pop("more", False):
+        fitted["cursor"] = str(fitted["messages"][-1]["sequence"])
+    return fitted
+
+
 def _characters(value: Any) -> int:
     encoded = encode(value)
     return len(encoded) if encoded.isascii() else len(encoded.decode())

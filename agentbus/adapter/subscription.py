@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import merge
+from itertools import islice
 from typing import Any, TypeAlias
 
 from agentbus.encoding import encode
@@ -79,6 +80,8 @@ class Gap:
 
 
 Entry: TypeAlias = Record | Gap
+Held: TypeAlias = tuple[int, int, str, int]
+"""A memory that is held: subscription, position, id, revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,7 @@ class SubscriptionQueue:
             elif position in self._known:
                 known.append(record)
                 if record.is_memory:
+                    self._doubtful.discard(position)
                     self.supersede(position, message)
             elif (current := self._current(record)) is None:
                 known.append(record)
@@ -188,7 +192,6 @@ class SubscriptionQueue:
             del self._queue[index]
             self.advance()
             return [entry]
-        self._doubtful.discard(position)
         self._news[position] = newer(self._news.get(position, message), message)
         return []
 
@@ -206,9 +209,17 @@ class SubscriptionQueue:
         current = self.current(record)
         self._news.pop(record.position, None)
         if current is not None and record.position in self._partly_shown:
-            self._partly_shown.discard(record.position)
             return replace(current, redelivered=True)
         return current
+
+    def held(self, count: int) -> list[Held]:
+        """The memories among the first `count` messages that wait."""
+        waiting = (entry for entry in self._queue if isinstance(entry, Record))
+        return [
+            (self.subscription, record.position, record.message["message_id"], revision)
+            for record in islice(waiting, count)
+            if record.is_memory and (revision := record.message["revision"])
+        ]
 
     def take(self) -> Entry:
         """Give the first entry to a result."""
@@ -277,7 +288,7 @@ class SubscriptionQueue:
         self._queue = kept
         self._known.difference_update(entry.last for entry in dropped)
         for entry in self._in_flight.values():
-            if isinstance(entry, Record) and entry.is_memory and entry.position not in self._news:
+            if isinstance(entry, Record) and entry.is_memory:
                 self._doubtful.add(entry.position)
         self._forget_handed_off()
         self.queued_through = min([self.reserved, *(place - 1 for place in self._doubtful)])

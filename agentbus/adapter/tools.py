@@ -161,6 +161,14 @@ _WORDS: dict[str, _Words] = {
         {"messages": "array", "message": "object", "more": "boolean"},
         read_only=True,
     ),
+    "search": _Words(
+        "Search",
+        "Find messages and memories of all channels by words and fields, newest first. Words match "
+        'whole; "a phrase"; begin* matches beginnings. cursor continues.',
+        {"messages": "array", "engine": "string"},
+        read_only=True,
+        meta=_BIG_RESULT,
+    ),
     "discover": _Words(
         "Discover",
         "The sessions that are on the bus now.",

@@ -1,7 +1,8 @@
 """The frames of a connection that are not operations of an agent.
 
-Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`, the
-operations of operations.py, and for people `status`, `channels`, `sessions`, `stop`, `reset`.
+Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`,
+`memories`, the operations of operations.py, and for people `status`, `channels`, `sessions`,
+`stop`, `reset`.
 Client to daemon, notifications: `credit`, `used`, `cancel_pull`.
 Daemon to client, notifications: `deliver`, `invalidate`, `notice`, `expired`, `readiness`,
 `detached`, `stopping`.
@@ -18,7 +19,7 @@ from typing import Any
 from agentbus.encoding import check_text, raw
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment, IdentitySource, SessionIdentity
-from agentbus.ids import Generation, Sequence, SessionId
+from agentbus.ids import Generation, MessageId, Sequence, SessionId
 from agentbus.protocol.fields import check_name, describe
 
 IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process")
@@ -111,6 +112,25 @@ class Pull:
     max_bytes: int
     wait_ms: int = 0
     include_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """A memory that waits in an adapter, at a position of a subscription, in this revision."""
+
+    subscription: int
+    position: Sequence
+    memory_id: MessageId
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompareMemories:
+    """Ask which of these are no longer so. Answered with how many were compared, and those that
+    differ as `[subscription, position, envelope or null]`."""
+
+    attachment: Attachment
+    held: tuple[HeldMemory, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +268,17 @@ class Fields:
             result[item[0]] = Sequence(item[1])
         return result
 
+    def held_memories(self, key: str) -> tuple[HeldMemory, ...]:
+        """`[[subscription, position, memory id, revision], ...]`."""
+        value = self._params.get(key)
+        if not isinstance(value, list):
+            raise self._bad(key, "a list of held memories", value)
+        for item in value:
+            kinds = [type(part) for part in item] if isinstance(item, list) else None
+            if kinds != [int, int, str, int]:
+                raise self._bad(key, "[subscription, position, memory_id, revision]", item)
+        return tuple(HeldMemory(*item) for item in value)
+
     def integers(self, key: str) -> tuple[int, ...]:
         value = self._params.get(key, [])
         if not isinstance(value, list) or any(type(item) is not int for item in value):
@@ -364,6 +395,11 @@ def parse_pull(params: Any) -> Pull:
         read.integer("wait_ms", 0, 0),
         read.flag("include_own"),
     )
+
+
+def parse_compare_memories(params: Any) -> CompareMemories:
+    read = Fields("memories", params, frozenset({"attachment", "held"}))
+    return CompareMemories(read.attachment(), read.held_memories("held"))
 
 
 def parse_cancel_pull(params: Any) -> CancelPull:

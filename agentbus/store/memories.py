@@ -229,6 +229,7 @@ def memory_changes(
 
 
 def _require_live(work: Work, memory_id: MessageId) -> _Live:
+    work.flush()
     row = work.execute(_SELECT_LIVE, (memory_id,)).fetchone()
     if row is None:
         raise no_memory(memory_id)

@@ -82,6 +82,9 @@ _LIVE_ENVELOPES = text(
         Message.sequence.in_(SQL("(SELECT value FROM json_each(?))")) & _LIVE
     )
 )
+_REVISION = text(
+    Message.select(Message.revision).where((Message.message_id == PLACE) & LIVE_MEMORY)
+)
 _SCAN = text(
     _MESSAGE_ROWS.where((Message.sequence > PLACE) & (Message.memory == SQL("0")))
     .order_by(Message.sequence)
@@ -249,6 +252,11 @@ class Reader:
     def live_envelopes(self, sequences: list[Sequence]) -> dict[Sequence, bytes]:
         """Those that are still there and neither superseded nor deleted, in no order."""
         return dict(self._all(_LIVE_ENVELOPES, encode(sequences).decode()))
+
+    def memory_revision(self, memory_id: MessageId) -> int | None:
+        """The number of a memory's live revision."""
+        rows = self._all(_REVISION, memory_id)
+        return int(rows[0][0]) if rows else None
 
     def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]:
         """What a cursor at `after` has missed, in order; the first is cut to begin after it."""

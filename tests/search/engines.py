@@ -14,7 +14,6 @@ from typing import Any
 
 from actors.projections import projection_of
 from agentbus.ids import Sequence
-from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from agentbus.projection.search import ensure_index
 from agentbus.projection.searching import RedisSearch
 from agentbus.projection.streams import StreamWriter
@@ -22,15 +21,11 @@ from agentbus.rules.query import Query, SearchEngine, query_of
 from agentbus.store.changes import Done, MemoryRemoved, MemoryRevised, MessageAppended
 from agentbus.store.fts import TextSearch
 from agentbus.store.reader import NO_END
-from tests.redis_fixture import private_redis
+from tests.redis_fixture import private_redis, redis_can_search
 from tests.store.bus import Bus, Speaker
 
 LIMIT_S = 20.0
 """No test is about being this slow."""
-
-
-def redis_can_search() -> bool:
-    return any(candidate.module is not None for candidate in find_redis(DEFAULT_EXECUTABLE))
 
 
 class Corpus:
