@@ -33,7 +33,8 @@ from actors.messages import (
     SupervisorMessage,
 )
 from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
-from agentbus.ids import BusId, RecoveryEpoch, Sequence
+from agentbus.failpoints import reach
+from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence, SessionId
 from agentbus.projection.connection import Client
 from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
@@ -177,11 +178,11 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._writer.project(
             [projection_of(fact, search=search) for fact in facts], facts[-1].sequence
         )
+        reach("after_projection")
         self._projected += len(facts)
         self._pipelines += 1
-        heads = {fact.channel_id: fact.sequence for fact in facts if type(fact) is MessageAppended}
-        for channel_id, head in heads.items():
-            self._channels.address(channel_id).tell(Projected(head))
+        for channel_id, projected in _heads(facts).items():
+            self._channels.address(channel_id).tell(projected)
         for fact in facts:
             if not isinstance(fact, MessageAppended):
                 self._channels.address(fact.channel_id).tell(NoticePosted(fact))
@@ -296,3 +297,17 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 self._supervisor.tell(CatchUpProgressed(order.epoch, done, total))
 
         return progress
+
+
+def _heads(facts: list[ContentFact]) -> dict[ChannelId, Projected]:
+    """The new head of each channel, and whether one session alone moved it there."""
+    heads: dict[ChannelId, Projected] = {}
+    for fact in facts:
+        if not isinstance(fact, MessageAppended):
+            continue
+        session: SessionId | None = fact.sender.session_id
+        earlier = heads.get(fact.channel_id)
+        if earlier is not None and earlier.only_session != session:
+            session = None
+        heads[fact.channel_id] = Projected(fact.sequence, session)
+    return heads

@@ -38,6 +38,8 @@ from agentbus.projection.processes import end_group, is_running, start_mark
 
 ORPHAN_GRACE_SECONDS = 1.0
 
+NOT_WANTED = 'not looked for, because search_engine is "sqlite"'
+
 
 class RedisServer:
     """At most one running instance.
@@ -159,6 +161,8 @@ class RedisServer:
                 except ProjectionError as error:
                     failures.append(str(error))
                     continue
+                if engine == "sqlite" and not found.search:
+                    found = replace(found, search_missing=NOT_WANTED)
                 if found.search or engine == "sqlite":
                     return self._recorded(found)
                 failures.append(f"{attempt.executable}: no text search ({found.search_missing})")

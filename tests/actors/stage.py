@@ -42,8 +42,9 @@ from agentbus.ids import BusId, RecoveryEpoch, Sequence
 from agentbus.limits import HANDOFF_FLUSH_MS, MIB
 from agentbus.projection.connection import connect
 from agentbus.projection.rebuild import clear
+from agentbus.projection.searching import RedisSearch
 from agentbus.projection.streams import StreamReader, StreamWriter
-from agentbus.protocol.operations import parse_operation
+from agentbus.protocol.operations import Receive, parse_operation
 from agentbus.protocol.session import CancelPull, Credit, HandoffReport, Pull, Used
 from agentbus.store.changes import (
     BindSession,
@@ -57,6 +58,7 @@ from agentbus.store.changes import (
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
+    SubscriptionRow,
 )
 from tests.probe import Probe, settle
 from tests.redis_fixture import PrivateRedis
@@ -196,7 +198,9 @@ class Stage:
 
     def ask(self, operation: str, /, **arguments: Any) -> FutureReply:
         reply = FutureReply()
-        self.tell(Request(parse_operation(operation, arguments), self.attachment, reply))
+        parsed = parse_operation(operation, arguments)
+        assert not isinstance(parsed, Receive), "a receive never leaves the adapter"
+        self.tell(Request(parsed, self.attachment, reply))
         return reply
 
     def operate(self, operation: str, /, **arguments: Any) -> Any:
@@ -298,7 +302,9 @@ class Stage:
                 projection = projection_of(fact, search=self.redis.info.search)
                 self.writer.project([projection], fact.sequence)
                 new = isinstance(fact, MessageAppended)
-                told = Projected(fact.sequence) if new else NoticePosted(fact)
+                told = (
+                    Projected(fact.sequence, fact.sender.session_id) if new else NoticePosted(fact)
+                )
                 self.channels.address(fact.channel_id).tell(told)
             elif isinstance(fact, MessagesRemoved):
                 self.writer.remove(fact.channel_id, fact.through, fact.sequences)
@@ -311,6 +317,10 @@ class Stage:
             sequence = done.result["sequence"]
             self.project(done)
         return sequence
+
+    def rows(self) -> tuple[SubscriptionRow, ...]:
+        """The session's subscriptions as they are committed."""
+        return self.bus.reader().subscriptions(self.attachment.session_id)
 
     def wake(self, channel_id: int, head: int) -> None:
         self.tell(Wake(cast(Any, channel_id), Sequence(head)))
