@@ -42,6 +42,7 @@ from agentbus.ids import BusId, RecoveryEpoch, Sequence
 from agentbus.limits import HANDOFF_FLUSH_MS, MIB
 from agentbus.projection.connection import connect
 from agentbus.projection.rebuild import clear
+from agentbus.projection.searching import RedisSearch
 from agentbus.projection.streams import StreamReader, StreamWriter
 from agentbus.protocol.operations import parse_operation
 from agentbus.protocol.session import CancelPull, Credit, HandoffReport, Pull, Used
