@@ -12,13 +12,14 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from docopt import docopt
 
 from actors.system import System
 from agentbus.config import Config, load_config
-from agentbus.errors import BusError
+from agentbus.errors import BusError, ForbiddenError
 from agentbus.logs import setup_logging
 from agentbus.store.connection import DatabaseUnusable
 from agentbus.transport.singleton import (
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(config: Config, *, foreground: bool) -> int:
     paths = runtime_directory(os.environ, os.getuid())
     prepare_directory(paths, os.getuid())
-    config.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(config.data_directory)
     lock, data_lock = DaemonLock(paths.lock), DaemonLock(config.data_directory / "lock")
     if not lock.acquire():
         return _refuse("another daemon already runs for this user", EXIT_ALREADY_RUNNING)
@@ -73,23 +74,33 @@ def _run(config: Config, *, foreground: bool) -> int:
             return _refuse(
                 f"{problem}; stop it, or choose another data_directory", EXIT_CONFIGURATION
             )
-        setup_logging(
-            None if foreground else config.data_directory / "logs" / "daemon.log",
-            config.log_level,
-        )
+        log_path = None if foreground else config.data_directory / "logs" / "daemon.log"
+        if log_path is not None:
+            _make_folder(log_path.parent)
+        setup_logging(log_path, config.log_level)
         return _serve(config, paths, lock, foreground=foreground)
     finally:
         data_lock.release()
         lock.release()
 
 
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForbiddenError(
+            f"cannot make the folder {path}: {error.strerror}; repair it, or choose another "
+            "data_directory"
+        ) from None
+
+
 def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground: bool) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_descriptor_limit()
     system = System(config, paths, lock)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: system.ask_to_end())
+    signals = _catch_signals()
     system.start()
+    _end_at_signal(signals, system)
     if not foreground:
         _let_go_of_stderr()
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
@@ -105,6 +116,30 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
         return EXIT_FAILURE
     _log.info("daemon ended in order")
     return 0
+
+
+def _catch_signals() -> int:
+    """From here on a signal to end is a byte to read from the descriptor that is returned.
+
+    Python runs a handler on the main thread, at its next step. A signal that comes just before
+    that thread falls asleep would wait with it, so what C writes at once is read instead.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return reading
+
+
+def _end_at_signal(signals: int, system: System) -> None:
+    """A signal that came during the start counts too: its byte waits."""
+
+    def watch() -> None:
+        while os.read(signals, 1):
+            system.ask_to_end()
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
 def _let_go_of_stderr() -> None:

@@ -62,6 +62,7 @@ from agentbus.errors import (
     UnavailableError,
     ValidationError,
 )
+from agentbus.failpoints import reach
 from agentbus.identity import Attachment
 from agentbus.ids import ChannelId, Sequence
 from agentbus.limits import HANDOFF_FLUSH_MS, HANDOFF_FLUSH_REPORTS, KIB
@@ -198,11 +199,18 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._store.close()
 
     def receive(self, message: AttachmentMessage) -> None:
+        try:
+            self._take(message)
+        finally:  # also after a refused request: what woke us before it is still to be sent
+            if self.mailbox_is_empty():
+                self._push()
+
+    def _take(self, message: AttachmentMessage) -> None:
         match message:
             case Request():
                 self._operate(message)
-            case Wake(channel_id):
-                self._wake(channel_id)
+            case Wake():
+                self._wake(message)
             case CreditGranted(credit):
                 self._credit.grant(credit.messages, credit.size_bytes)
             case CallSeen(used):
@@ -237,8 +245,6 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._detached(StaleAttachmentError("this attachment has ended; attach again"))
             case _:
                 assert_never(message)
-        if self.mailbox_is_empty():
-            self._push()
 
     def _detached(self, error: BusError) -> None:
         self._flush()
@@ -321,10 +327,14 @@ class AttachmentActor(BusActor[AttachmentMessage]):
 
     # --- delivery ---
 
-    def _wake(self, channel_id: ChannelId) -> None:
+    def _wake(self, wake: Wake) -> None:
         self._trouble = False
-        feed = self._feeds.of_channel(channel_id)
+        feed = self._feeds.of_channel(wake.channel_id)
         if feed is None:
+            return
+        own = wake.only_session == self._bound.session_id
+        if own and not feed.behind and not self._pulls:
+            feed.sent = max(feed.sent, wake.head)  # only own messages since the last read
             return
         feed.behind = True
         for number, waiting in list(self._pulls.items()):
@@ -362,6 +372,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
 
     def _pull_asked(self, pull: Pull, reply_to: Reply) -> None:
         self._require_ready()
+        self._pull_ended(pull.number)  # of a client that uses a number again, as if cancelled
         due = None
         if pull.wait_ms:
             due = self._neighbours.timer.deliver_after(
@@ -396,6 +407,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             return
         found = any(delivery.records or delivery.gaps for delivery in deliveries)
         if found or last_chance:
+            self._feeds.answered(deliveries)
             moved = [d.as_data() for d in deliveries if d.records or d.gaps or d.through > d.after]
             self._settle_pull(number).set({"epoch": self._readiness.epoch, "deliveries": moved})
 
@@ -486,6 +498,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         )
         self._flushing.append((change, self._unanswered))
         self._unanswered = []
+        reach("before_cursor_commit")
         reply = TellReply(self.address, lambda _: CursorsCommitted(), _cursors_not_committed)
         self._neighbours.ledger.tell(Submit(change, reply, self.address))
 
@@ -534,7 +547,10 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         if self._feeds.close(subscription) is None:
             return False
         self._reports.forget(subscription)
-        if self._feeds.of_channel(channel_id) is None:
+        anew = self._feeds.of_channel(channel_id)
+        if anew is not None:
+            anew.behind = True  # subscribed again before the end was known; wake-ups found the old
+        else:
             self._neighbours.channels.address(channel_id).tell(Unwatch(self.address))
         return True
 

@@ -39,11 +39,11 @@ class ChannelActor(PooledActor[ChannelMessage]):
 
     def receive(self, message: ChannelMessage) -> None:
         match message:
-            case Projected(head):
+            case Projected(head, only_session):
                 if head > self._head:
                     self._head = head
                     for watcher in self._watchers:
-                        watcher.tell(Wake(self._channel_id, head))
+                        watcher.tell(Wake(self._channel_id, head, only_session))
             case Watch(watcher, after):
                 self._watchers.add(watcher)
                 if self._head > after:

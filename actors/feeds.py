@@ -7,7 +7,7 @@ but its asker. Never writes anything and never talks to a connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,9 @@ READ_ENTRIES = 128
 READ_BYTES = 4 * MIB
 """Bounds of one read of the projection: its memory, and the time before a pull gets its turn."""
 
+DELIVERY_BYTES = 4 * MIB
+"""Records of one push: half a frame, because the window may be larger than a frame."""
+
 
 class RemovedReader(Protocol):
     def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]: ...
@@ -30,7 +33,7 @@ class RemovedReader(Protocol):
 @dataclass(slots=True)
 class Feed:
     """One subscription. `confirmed <= handed_off`, both committed; `sent` is what was pushed or
-    pulled last. `behind`: the projection may hold more than was sent."""
+    answered last. `behind`: the projection may hold more than was sent."""
 
     subscription: SubscriptionId
     channel_id: ChannelId
@@ -114,13 +117,24 @@ class Feeds:
         return None
 
     def _push(self, feed: Feed, credit: Credit) -> Delivery | None:
+        messages = total_bytes = 0
+
         def fits(size_bytes: int) -> bool:
+            nonlocal messages, total_bytes
+            if messages and total_bytes + size_bytes > DELIVERY_BYTES:
+                return False  # the next delivery begins with it
             if not credit.allows(size_bytes):
                 return False
             credit.spend(size_bytes)
+            messages += 1
+            total_bytes += size_bytes
             return True
 
-        delivery = self._read(feed, feed.sent, fits, include_own=False)
+        try:
+            delivery = self._read(feed, feed.sent, fits, include_own=False)
+        except Exception:
+            credit.grant(messages, total_bytes)  # nothing of it goes
+            raise
         feed.sent = delivery.through
         return delivery if delivery.records or delivery.gaps else None
 
@@ -129,7 +143,8 @@ class Feeds:
     ) -> Delivery:
         """What lies after a position that the adapter names, outside the window.
 
-        At least one record is given however large it is. May be empty but for its positions.
+        At least one record is given however large it is. May be empty but for its positions. Say
+        `answered` when it goes out; pushes go on behind it only then.
         """
         left_messages, left_bytes = count, max_bytes
 
@@ -141,9 +156,15 @@ class Feeds:
             left_bytes -= size_bytes
             return True
 
-        delivery = self._read(feed, after, fits, include_own)
-        feed.sent = max(feed.sent, delivery.through)
-        return delivery
+        return self._read(feed, after, fits, include_own)
+
+    def answered(self, deliveries: Iterable[Delivery]) -> None:
+        """These went out as the answer to a pull. A position that only the client names counts
+        for nothing: what was read behind it does."""
+        for delivery in deliveries:
+            if delivery.through > delivery.after:
+                feed = self._feeds[delivery.subscription]
+                feed.sent = max(feed.sent, delivery.through)
 
     def _read(self, feed: Feed, after: Sequence, fits: _Fits, include_own: bool) -> Delivery:
         records: list[tuple[Sequence, bytes]] = []

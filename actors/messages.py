@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from actors.base import Address, Reply
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding
-from agentbus.ids import ChannelId, RecoveryEpoch, Sequence
+from agentbus.ids import ChannelId, RecoveryEpoch, Sequence, SessionId
 from agentbus.inspection import Verdict
 from agentbus.protocol.operations import DaemonOperation
 from agentbus.protocol.session import (
@@ -89,10 +89,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The channel has messages up to `head` in the projection."""
+    """The channel has messages up to `head` in the projection.
+
+    `only_session`: the one that sent all of them since the head before, if it was one.
+    """
 
     channel_id: ChannelId
     head: Sequence
+    only_session: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,9 +310,10 @@ ProjectorMessage: TypeAlias = Committed | CatchUp | CheckRedis
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """Redis holds this channel's messages up to `head`."""
+    """Redis holds this channel's messages up to `head`; `only_session` as in `Wake`."""
 
     head: Sequence
+    only_session: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,21 @@ from actors.messages import (
     SupervisorMessage,
 )
 from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
-from agentbus.ids import BusId, Sequence
+from agentbus.failpoints import reach
+from agentbus.ids import BusId, ChannelId, Sequence, SessionId
 from agentbus.projection.connection import Client
-from agentbus.projection.errors import ProjectionError, RedisUnusableError
+from agentbus.projection.errors import ProjectionError, ProjectionFullError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
-from agentbus.projection.rebuild import Rebuild, Replay, UpToDate, clear, needs, rebuild, replay
+from agentbus.projection.rebuild import (
+    Rebuild,
+    Replay,
+    UpToDate,
+    check_filled,
+    clear,
+    needs,
+    rebuild,
+    replay,
+)
 from agentbus.projection.search import ensure_index
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
@@ -169,11 +179,11 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._writer.project(
             [projection_of(fact, search=search) for fact in facts], facts[-1].sequence
         )
+        reach("after_projection")
         self._projected += len(facts)
         self._pipelines += 1
-        heads = {fact.channel_id: fact.sequence for fact in facts if type(fact) is MessageAppended}
-        for channel_id, head in heads.items():
-            self._channels.address(channel_id).tell(Projected(head))
+        for channel_id, projected in _heads(facts).items():
+            self._channels.address(channel_id).tell(projected)
         for fact in facts:
             if not isinstance(fact, MessageAppended):
                 self._channels.address(fact.channel_id).tell(NoticePosted(fact))
@@ -183,6 +193,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             return
         try:
             self._server.ping()
+            check_filled(self._client, self._bus_id)
         except ProjectionError as error:
             self._lose(error.message)
 
@@ -199,7 +210,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._pending = []
         try:
             self._make_usable()
-            self._fill(order)
+            self._fill_whatever_it_takes(order)
         except ProjectionError as error:
             self._supervisor.tell(CatchUpFailed(order.epoch, error.message))
             return
@@ -237,6 +248,14 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     def _connect(self) -> None:
         self._client = self._server.connect()
         self._writer = StreamWriter(self._client, search=self._info.search)
+
+    def _fill_whatever_it_takes(self, order: CatchUp) -> None:
+        try:
+            self._fill(order)
+        except ProjectionFullError as error:
+            _log.error("beyond redis_budget_mib from now on: %s", error.message)
+            self._server.lift_backstop()
+            self._fill(order)
 
     def _fill(self, order: CatchUp) -> None:
         removed = {row.channel_id: row.removed_through for row in self._store.channels()}
@@ -287,3 +306,17 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 self._supervisor.tell(CatchUpProgressed(order.epoch, done, total))
 
         return progress
+
+
+def _heads(facts: list[ContentFact]) -> dict[ChannelId, Projected]:
+    """The new head of each channel, and whether one session alone moved it there."""
+    heads: dict[ChannelId, Projected] = {}
+    for fact in facts:
+        if not isinstance(fact, MessageAppended):
+            continue
+        session: SessionId | None = fact.sender.session_id
+        earlier = heads.get(fact.channel_id)
+        if earlier is not None and earlier.only_session != session:
+            session = None
+        heads[fact.channel_id] = Projected(fact.sequence, session)
+    return heads

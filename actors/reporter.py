@@ -104,14 +104,16 @@ class ReporterActor(BusActor[ReporterMessage]):
         self._last_ticket += 1
         ticket = self._last_ticket
         self._reports[ticket] = _Report(asked)
-        self._sources.supervisor.tell(HealthAsked(self._reply(lambda v: HealthTold(ticket, v))))
+        self._sources.supervisor.tell(
+            HealthAsked(self._reply(ticket, lambda health: HealthTold(ticket, health)))
+        )
         self._sources.registrar.tell(
-            LiveSessionsAsked(self._reply(lambda v: SessionsTold(ticket, v)))
+            LiveSessionsAsked(self._reply(ticket, lambda live: SessionsTold(ticket, live)))
         )
         self._timer.deliver_after(PATIENCE_S, self.address, ReportDue(ticket))
 
-    def _reply(self, done: Callable[[Any], ReporterMessage]) -> Reply:
-        return TellReply(self.address, done, lambda _: ReportDue(self._last_ticket))
+    def _reply(self, ticket: int, done: Callable[[Any], ReporterMessage]) -> Reply:
+        return TellReply(self.address, done, lambda _: ReportDue(ticket))
 
     def _answer_if_complete(self, ticket: int) -> None:
         report = self._reports[ticket]

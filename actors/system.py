@@ -89,6 +89,7 @@ class System:
         self._dispatcher: Dispatcher | None = None
         self._listener: Listener | None = None
         self._desk: InspectionDesk | None = None
+        self._registrar: Address[Any] | None = None
         self._flow: list[Address[Any]] = []  # ledger and projector, in the order of the flow
         self._threaded: list[Address[Any]] = []
         self._pooled: list[Address[Any]] = []
@@ -107,7 +108,7 @@ class System:
         if command:
             timeout_s = config.inspection_timeout_seconds
             self._desk = InspectionDesk(command, timeout_s, self._crashed)
-        timer = self._timer = Timer(clock)
+        timer = self._timer = Timer(clock, crashed=self._crashed)
         dispatcher = self._dispatcher = Dispatcher()
         channels = ChannelDirectory(dispatcher, self._crashed)
         wiring = Wiring()
@@ -152,7 +153,7 @@ class System:
             neighbours, ledger, self._routes, config, bus_id, clock, self._crashed
         )
         registrar = registrar_actor.address
-        self._begin_pooled(dispatcher, registrar_actor)
+        self._registrar = self._begin_pooled(dispatcher, registrar_actor)
         cleanup_actor = CleanupSchedulerActor(
             ledger, registrar, timer, config.cleanup_interval_seconds
         )
@@ -276,10 +277,12 @@ class System:
             self._listener.stop_accepting()
             if self._failure is None:
                 self._listener.broadcast(_stopping_frame())
+        # The registrar first: an attachment that it began later would be left running for ever.
+        clean = self._registrar is None or _stop_in_turn([self._registrar], deadline_s)
         attachments = [route.address for route in self._routes.all()]
         for address in attachments:
             address.tell(Detached())  # they flush their reports to the ledger
-        clean = _stop_in_turn([*attachments, *self._flow], deadline_s)
+        clean &= _stop_in_turn([*attachments, *self._flow], deadline_s)
         self._answer_stops()
         if self._desk is not None:
             self._desk.cancel()  # the ledger has answered whoever waited for a verdict

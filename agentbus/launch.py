@@ -5,7 +5,7 @@ imports the daemon, decides whether starting is allowed now (the caller does: af
 stop only a tool call or a new adapter may), keeps a pid. Blocks; run it off an event loop.
 
     client = ensure_daemon(paths, config_path, deadline_s=10.0, allow_start=True)   # a Client
-    connected = client.detach()                                                     # its socket
+    unread, connected = client.take_unread(), client.detach()                       # its socket
 
 How twenty at once end with one daemon: whoever finds nobody answering tries for `start.lock`. Its
 one holder starts a daemon only when the daemon's own lock is free; all others just try the socket
@@ -207,4 +207,4 @@ class _Start:
             size_bytes = errors.seek(0, os.SEEK_END)
             errors.seek(max(0, size_bytes - ERROR_TEXT_BYTES))
             lines = errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return lines[-1].strip().removeprefix("agentbus: ") if lines else ""

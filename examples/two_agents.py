@@ -1,7 +1,8 @@
 """Two agents talk over agentbus, each through an MCP server of its own.
 
-    python examples/two_agents.py                  # on your own bus
-    AGENTBUS_RUNTIME_DIR=/tmp/try python examples/two_agents.py --config try.json
+    make demo                                                # makes .venv
+    .venv/bin/python examples/two_agents.py                  # on your own bus
+    AGENTBUS_RUNTIME_DIR=/tmp/try .venv/bin/python examples/two_agents.py --config try.json
 
 What a harness such as Claude Code or Codex does for its model is done here by hand: start
 `agentbus mcp` as a child process, speak MCP over its stdin and stdout, call tools.

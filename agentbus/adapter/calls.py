@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentbus.adapter.binding import Binder, Binding, Caller
-from agentbus.adapter.conversation import Conversation, Profile, Retry
+from agentbus.adapter.conversation import Conversation, Profile
 from agentbus.adapter.handoff import Delivery, Outcome, current_delivery
 from agentbus.adapter.link import Link
 from agentbus.adapter.prefetch import Batch, Budget, Prefetch
@@ -31,6 +31,7 @@ from agentbus.adapter.results import (
     receive_answer,
     receive_budget,
 )
+from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import Held
 from agentbus.adapter.tools import parse_call
 from agentbus.config import Config
@@ -224,7 +225,8 @@ class Calls:
                 body.pop("subscription_id"), body["channel"], body["from_sequence"] - 1
             )
         elif call.name == "unsubscribe":
-            conversation.prefetch.unsubscribed(body.pop("subscription_id", 0))
+            body.pop("subscription_id", None)
+            conversation.prefetch.left(body["channel"])
         header = call.header().data()
         left = ceiling - len(encode(header))
         if isinstance(call.operation, History):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -21,17 +20,14 @@ from agentbus.adapter.binding import Binding
 from agentbus.adapter.link import Link
 from agentbus.adapter.notices import MemoryNotices
 from agentbus.adapter.prefetch import Batch, Prefetch, Report
+from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import Held, parse_arrived
-from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
+from agentbus.errors import BusError, UnavailableError
 from agentbus.identity import Attachment
-from agentbus.limits import ADAPTER_RETRY_SECONDS
-from agentbus.protocol.operations import MUTATIONS
+from agentbus.transport.client import NoAnswerError
 
 _log = logging.getLogger(__name__)
 
-_RETRIED = frozenset({"unavailable", "stale_attachment", "session_already_connected", "unknown"})
-_PAUSE_S = 0.05
-_PAUSE_MAX_S = 2.0
 REQUEST_TIMEOUT_S = 30.0
 _ANSWER_SLACK_S = 10.0
 """How much longer than its own wait a pull may take."""
@@ -48,43 +44,6 @@ class Profile:
 
 Window = Callable[["Conversation"], tuple[int, int]]
 """Messages and bytes of the prefetch window for a conversation that is about to attach."""
-
-
-class Retry:
-    """How often a failed attempt is repeated: for `ADAPTER_RETRY_SECONDS`, with growing pauses.
-
-    `until_s`, a time of the event loop, is when there must be an answer in any case.
-    """
-
-    def __init__(self, link: Link, until_s: float = float("inf")) -> None:
-        self._link = link
-        self._loop = asyncio.get_running_loop()
-        self._until_s = until_s
-        self._stops = link.stops
-        self.succeeded()
-        self.uncertain = False
-        """An attempt may have been carried out although it was not answered."""
-
-    def succeeded(self) -> None:
-        """Later failures begin a new series."""
-        self._pause_s = _PAUSE_S
-        self._deadline_s = min(self._loop.time() + ADAPTER_RETRY_SECONDS, self._until_s)
-
-    async def after(self, error: BusError) -> None:
-        """Pause before the next attempt, or raise the error because there is none."""
-        if error.code == "unknown" or getattr(error, "sent", False):
-            self.uncertain = True
-        if error.code not in _RETRIED:
-            raise error
-        if self._link.stops != self._stops:
-            raise UnavailableError(
-                "the bus was stopped while this call was under way; the next call starts it again"
-            )
-        pause_s = max(self._pause_s, (error.retry_after_ms or 0) / 1000) * random.uniform(1, 1.5)
-        self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
-        if self._loop.time() + pause_s > self._deadline_s:
-            raise error
-        await asyncio.sleep(pause_s)
 
 
 class Conversation:
@@ -134,7 +93,7 @@ class Conversation:
                 try:
                     await retry.after(error)
                 except BusError as last:
-                    raise _certain(last, method, args, retry) from None
+                    raise retry.outcome(last, method, args) from None
 
     async def attach(self) -> Attachment:
         """Be attached; calls at the same time share one attempt."""
@@ -194,7 +153,12 @@ class Conversation:
         if attachment is None:
             raise UnavailableError("the connection to the daemon was lost")
         prefetch, epoch = self.prefetch, self.prefetch.epoch
-        answer = await self._request(attachment, "pull", params, wait_s + _ANSWER_SLACK_S)
+        try:
+            answer = await self._request(attachment, "pull", params, wait_s + _ANSWER_SLACK_S)
+        except NoAnswerError:
+            # The answer may still be given, to nobody, and pushes would then go on behind it.
+            self._give_up(attachment)
+            raise
         if answer["epoch"] != epoch:
             # The daemon read on from positions of before its recovery and would not send again what
             # was thrown away here. Only a new attachment begins at the stored positions.
@@ -433,13 +397,3 @@ def _retrieve(task: asyncio.Task[None]) -> None:
 
 def _wire(attachment: Attachment) -> list[Any]:
     return [attachment.session_id, attachment.generation]
-
-
-def _certain(error: BusError, method: str, args: dict[str, Any], retry: Retry) -> BusError:
-    """A mutation of which an attempt may have been carried out has an unknown outcome."""
-    if method not in MUTATIONS or not retry.uncertain or error.code not in _RETRIED:
-        return error
-    return UnknownOutcomeError(
-        f"{method}: whether it was accepted is not known ({error.message}); repeat the call "
-        f"with operation_id {args['operation_id']!r}, it then has one effect at most"
-    )

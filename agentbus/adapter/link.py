@@ -167,11 +167,14 @@ class Link:
     async def _connect(self) -> Session:
         config = self.load_config()
 
-        def find() -> socket.socket:
-            return ensure_daemon(self._paths, config.path, deadline_s=CONNECT_DEADLINE_S).detach()
+        def find() -> tuple[socket.socket, bytes]:
+            found = ensure_daemon(self._paths, config.path, deadline_s=CONNECT_DEADLINE_S)
+            unread = found.take_unread()
+            return found.detach(), unread
 
-        connected = await in_thread(find, discard=socket.socket.close)
-        client = await AsyncClient.adopt(connected, self._notified)
+        connected, unread = await in_thread(find, discard=lambda found: found[0].close())
+        self._stopped = False  # from here on this daemon may say that it stops
+        client = await AsyncClient.adopt(connected, self._notified, unread)
         try:
             await self._hello(client, config)
             if client.closed.done():
@@ -179,7 +182,6 @@ class Link:
         except BaseException:
             client.close()
             raise
-        self._stopped = False
         self._session = Session(client, config)
         client.closed.add_done_callback(lambda _: self._lost(client))
         self._spawn(self._beat(client))

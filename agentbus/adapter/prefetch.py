@@ -4,7 +4,7 @@ Owns the queues of the attachment's subscriptions (subscription.py), the batches
 the credit to give back, the numbers of the handoff reports and the expiry notices. Never does I/O
 and never waits: link.py moves what this module decides. Used in the thread of the event loop only.
 
-    attached / new_epoch / subscribed / unsubscribed / expire             what the daemon says
+    attached / new_epoch / subscribed / left / expire                     what the daemon says
     accept / supersede
     take -> Batch, settle(batch, ...), replay() -> Batch                  what results do
     credit_due(), report_due(), committed(report), failed(report)         what the daemon is told
@@ -94,6 +94,8 @@ class Prefetch:
         self.epoch = 0
         self._subscriptions: dict[int, SubscriptionQueue] = {}
         self._expired: dict[int, Expiry] = {}
+        self._left: set[int] = set()
+        """Unsubscribed from in this attachment; what was on its way then is for nobody."""
         self._window = 0
         self._credit_messages = 0
         self._credit_bytes = 0
@@ -111,6 +113,7 @@ class Prefetch:
         self.session_id = session_id
         self._report_number = 0
         self._unconfirmed.clear()
+        self._left.clear()
         for expiry in self._expired.values():
             expiry.told = expiry.told or expiry.report is not None
             expiry.report = None
@@ -141,21 +144,25 @@ class Prefetch:
         """`position` is where a new subscription starts; a known one keeps its own."""
         self._queue(subscription, channel, position)
 
-    def unsubscribed(self, subscription: int) -> None:
-        """Forget the subscription; results under way then settle without a report for it."""
-        queue = self._subscriptions.pop(subscription, None)
-        if queue is not None:
-            self._give_back(queue.invalidate(queue.reserved))
+    def left(self, channel: str) -> None:
+        """The session has unsubscribed from the channel."""
+        for queue in tuple(self._subscriptions.values()):
+            if queue.channel == channel:
+                self._drop(queue.subscription)
+                self._left.add(queue.subscription)
 
     def expire(self, subscription: int, channel: str, expired_at: str) -> None:
-        self.unsubscribed(subscription)
+        self._drop(subscription)
         self._expired.setdefault(subscription, Expiry(subscription, channel, expired_at))
 
     def accept(self, arrived: Arrived, *, epoch: int, pushed: bool, own: bool = False) -> None:
         """Queue a delivery. `own`: a pull that asked for own messages too."""
         if epoch != self.epoch:
             return
-        queue = self._queue(arrived.subscription, arrived.channel, arrived.after)
+        if arrived.subscription in self._left:
+            queue = SubscriptionQueue(arrived.subscription, arrived.channel, arrived.through)
+        else:
+            queue = self._queue(arrived.subscription, arrived.channel, arrived.after)
         window = self._window if pushed else 0
         self._give_back(
             queue.accept(arrived, window=window, own_session=self.session_id if own else None)
@@ -385,6 +392,12 @@ class Prefetch:
     def _forget_last_memories(self) -> None:
         """What happened to them meanwhile is not known here."""
         self._last_records = tuple(e for e in self._last_records if not e[1].is_memory)
+
+    def _drop(self, subscription: int) -> None:
+        """Forget the subscription; results under way then settle without a report for it."""
+        queue = self._subscriptions.pop(subscription, None)
+        if queue is not None:
+            self._give_back(queue.invalidate(queue.reserved))
 
     def _start_window(self, epoch: int) -> None:
         self.epoch = epoch

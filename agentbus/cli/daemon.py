@@ -12,6 +12,7 @@ from typing import Final
 
 from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.running import need_daemon, runtime_paths
+from agentbus.cli.text import for_terminal
 from agentbus.config import default_path
 from agentbus.launch import daemon_command, ensure_daemon
 
@@ -29,5 +30,11 @@ def daemon(arguments: Arguments) -> int:
         os.execv(command[0], command)
     ensure_daemon(runtime_paths(), config_path, deadline_s=DETACHED_START_S).close()
     with need_daemon() as running:
-        print(f"The daemon runs (process {running.pid}).")
+        used_path = running.config_path()
+    print(f"The daemon runs (process {running.pid}).")
+    if used_path is not None and used_path != config_path:
+        print(
+            f"It was started with {for_terminal(used_path)}, not with {for_terminal(config_path)}; "
+            "to change that run agentbus stop first."
+        )
     return EXIT_OK

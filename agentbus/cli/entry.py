@@ -45,9 +45,24 @@ def parse(usage: str, argv: Sequence[str] | None) -> Arguments:
         )
     except DocoptExit as refused:
         reason, _, _ = str(refused.code).partition("Usage:")
-        reason = reason.strip().rstrip(".") or "these arguments do not go together"
+        given = sys.argv[1:] if argv is None else argv
+        reason = reason.strip().rstrip(".") or _what_is_wrong(usage, given)
         raise ValidationError(f"{reason}; --help shows what is possible") from None
     return arguments
+
+
+def _what_is_wrong(usage: str, given: Sequence[str]) -> str:
+    """docopt says no more than that it found no usage that fits."""
+    known = usage.replace("[", " ").replace("]", " ").split()
+    options = [word.partition("=")[0] for word in given if word.startswith("-")]
+    unknown = next((option for option in options if option not in known), None)
+    if not given:
+        return "a command is missing"
+    if not given[0].startswith("-") and given[0] not in known:
+        return f"there is no command {given[0]!r}"
+    if unknown is not None:
+        return f"there is no option {unknown!r}"
+    return "these arguments do not go together"
 
 
 def run(command: Callable[[], int]) -> int:

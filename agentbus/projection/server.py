@@ -38,6 +38,8 @@ from agentbus.projection.processes import end_group, is_running, start_mark
 
 ORPHAN_GRACE_SECONDS = 1.0
 
+NOT_WANTED = 'not looked for, because search_engine is "sqlite"'
+
 
 class RedisServer:
     """At most one running instance.
@@ -92,6 +94,15 @@ class RedisServer:
         """Raises ProjectionError unless it answers within the command timeout."""
         with closing(self.connect()) as client, redis_errors("answer a ping"):
             client.ping()
+
+    def lift_backstop(self) -> None:
+        """Let our instance take more memory than was meant for it, until it ends.
+
+        What was accepted has to be projected: a backstop that stays shut would end the bus for good
+        instead of one send.
+        """
+        with closing(self.connect()) as client, redis_errors("take more memory"):
+            client.config_set("maxmemory", 0)
 
     def connect(self) -> Client:
         """A client for the calling thread."""
@@ -159,6 +170,8 @@ class RedisServer:
                 except ProjectionError as error:
                     failures.append(str(error))
                     continue
+                if engine == "sqlite" and not found.search:
+                    found = replace(found, search_missing=NOT_WANTED)
                 if found.search or engine == "sqlite":
                     return self._recorded(found)
                 failures.append(f"{attempt.executable}: no text search ({found.search_missing})")

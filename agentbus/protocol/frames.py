@@ -76,6 +76,12 @@ class FrameBuffer:
             self._pending_bytes += len(rest)
         return frames
 
+    def take_pending(self) -> bytes:
+        """Give away the beginning of the frame that is not complete yet."""
+        pending = b"".join(self._pieces)
+        self._clear()
+        return pending
+
     def _refuse(self, frames: list[bytes]) -> None:
         self._clear()
         raise FrameTooLargeError(self._limit_bytes, frames)

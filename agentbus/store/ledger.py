@@ -148,7 +148,14 @@ class LedgerStore:
         )
 
     def close(self) -> None:
-        """Let go of the file; SQLite then folds the WAL into it."""
+        """Fold the log into the file and let go of it.
+
+        SQLite folds by itself only when the last connection goes, and readers may go later.
+        """
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            _log.warning("the write-ahead log stays beside the database: %s", error)
         self._connection.close()
 
     def look_up(self, change: Mutation) -> Outcome | None:

@@ -4,7 +4,7 @@ Owns: one connection, the requests that wait on it, bounded output. Never: recon
 sends heartbeats by itself. Lives on one event loop; nothing here may be called from another thread.
 
     client = await AsyncClient.connect(path, on_notification, timeout_s=1.0)
-    client = await AsyncClient.adopt(connected_socket, on_notification)     # from launch.py
+    client = await AsyncClient.adopt(connected_socket, on_notification, unread)  # from launch.py
     result = await client.request(method, params, timeout_s=30.0)   # timeout None: none
     client.notify(method, params)
     client.closed      # asyncio.Future[str]: done when the connection is gone, with the reason
@@ -36,8 +36,9 @@ _log = logging.getLogger(__name__)
 class AsyncClient(asyncio.Protocol):
     """See the module. Made by `connect` or `adopt`."""
 
-    def __init__(self, on_notification: Callable[[Notification], None]) -> None:
+    def __init__(self, on_notification: Callable[[Notification], None], unread: bytes) -> None:
         self._on_notification = on_notification
+        self._unread = unread
         self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -58,12 +59,15 @@ class AsyncClient(asyncio.Protocol):
 
     @classmethod
     async def adopt(
-        cls, connected: socket.socket, on_notification: Callable[[Notification], None]
+        cls,
+        connected: socket.socket,
+        on_notification: Callable[[Notification], None],
+        unread: bytes = b"",
     ) -> AsyncClient:
-        """Take over a connected socket."""
+        """Take over a connected socket, and what was read from it already."""
         connected.setblocking(False)
         _, client = await asyncio.get_running_loop().create_unix_connection(
-            lambda: cls(on_notification), sock=connected
+            lambda: cls(on_notification, unread), sock=connected
         )
         return client
 
@@ -130,6 +134,9 @@ class AsyncClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        unread, self._unread = self._unread, b""
+        if unread:  # before the loop reads on
+            self.data_received(unread)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -7,7 +7,7 @@ Belongs to one thread at a time. Imports nothing that is slow to load.
     result = client.request(method, params, timeout_s=5.0)
     client.notify(method, params)
     client.wait_notification(timeout_s)                # the next one, after those already called
-    client.detach() -> socket.socket; client.close()
+    client.take_unread() -> bytes; client.detach() -> socket.socket; client.close()
 
 Errors: what the daemon answered is raised as the BusError it was. `NoAnswerError` (code
 `unavailable`) when there is no answer: its `sent` tells whether the request may have been carried
@@ -110,8 +110,13 @@ class Client:
     def close(self) -> None:
         self._socket.close()
 
+    def take_unread(self) -> bytes:
+        """What was read behind the last answer: notifications come at any time."""
+        frames, self._unread = self._unread[::-1], []
+        return b"".join(frame + b"\n" for frame in frames) + self._buffer.take_pending()
+
     def detach(self) -> socket.socket:
-        """Give the connection away. Only between requests: input read already would be lost."""
+        """Give the connection away, after `take_unread`: input read already would be lost."""
         if self._unread or self._buffer.pending_bytes:
             raise AssertionError("a connection with unread input cannot be given away")
         return self._socket

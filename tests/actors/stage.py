@@ -19,6 +19,7 @@ from actors.channel import ChannelDirectory
 from actors.messages import (
     AttachmentMessage,
     CallSeen,
+    ChannelMessage,
     CreditGranted,
     HandoffReported,
     NoticePosted,
@@ -44,7 +45,7 @@ from agentbus.projection.connection import connect
 from agentbus.projection.rebuild import clear
 from agentbus.projection.searching import RedisSearch
 from agentbus.projection.streams import StreamReader, StreamWriter
-from agentbus.protocol.operations import parse_operation
+from agentbus.protocol.operations import Receive, parse_operation
 from agentbus.protocol.session import CancelPull, Credit, HandoffReport, Pull, Used
 from agentbus.store.changes import (
     BindSession,
@@ -58,6 +59,7 @@ from agentbus.store.changes import (
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
+    SubscriptionRow,
 )
 from tests.probe import Probe, settle
 from tests.redis_fixture import PrivateRedis
@@ -118,6 +120,7 @@ class Stage:
         self.redis = redis
         self.clock = bus.clock
         self.writer = StreamWriter(redis.client, search=redis.info.search)
+        self.writer.mark(bus.store.bus_id, Sequence(0))
         self.ada = bus.attach("Ada", "other")
         self.ledger, self.projector, self.registrar = Probe(), Probe(), Probe()
         self.timer = Timer(self.clock)
@@ -197,7 +200,9 @@ class Stage:
 
     def ask(self, operation: str, /, **arguments: Any) -> FutureReply:
         reply = FutureReply()
-        self.tell(Request(parse_operation(operation, arguments), self.attachment, reply))
+        parsed = parse_operation(operation, arguments)
+        assert not isinstance(parsed, Receive), "a receive never leaves the adapter"
+        self.tell(Request(parsed, self.attachment, reply))
         return reply
 
     def operate(self, operation: str, /, **arguments: Any) -> Any:
@@ -298,8 +303,11 @@ class Stage:
             if isinstance(fact, ContentFact):
                 projection = projection_of(fact, search=self.redis.info.search)
                 self.writer.project([projection], fact.sequence)
-                new = isinstance(fact, MessageAppended)
-                told = Projected(fact.sequence) if new else NoticePosted(fact)
+                told: ChannelMessage
+                if isinstance(fact, MessageAppended):
+                    told = Projected(fact.sequence, fact.sender.session_id)
+                else:
+                    told = NoticePosted(fact)
                 self.channels.address(fact.channel_id).tell(told)
             elif isinstance(fact, MessagesRemoved):
                 self.writer.remove(fact.channel_id, fact.through, fact.sequences)
@@ -312,6 +320,10 @@ class Stage:
             sequence = done.result["sequence"]
             self.project(done)
         return sequence
+
+    def rows(self) -> tuple[SubscriptionRow, ...]:
+        """The session's subscriptions as they are committed."""
+        return self.bus.reader().subscriptions(self.attachment.session_id)
 
     def wake(self, channel_id: int, head: int) -> None:
         self.tell(Wake(cast(Any, channel_id), Sequence(head)))

@@ -1,8 +1,8 @@
-"""One live attachment: window, pulls, operations, reports, subscriptions, recovery."""
+"""What an attachment gives its client: pushes within the window, pulls, operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,49 +11,30 @@ import pytest
 
 from actors.base import FutureReply
 from actors.messages import (
-    CheckRedis,
-    Detached,
     DirectoryAsked,
+    PullAsked,
     RateRefunded,
     ReadinessChanged,
     Request,
     Submit,
-    SubscriptionsChanged,
 )
 from agentbus.encoding import decode_strict, encode
 from agentbus.errors import (
     DiscoveryDisabledError,
     NotFoundError,
-    StaleAttachmentError,
     TooLargeError,
     UnavailableError,
     ValidationError,
 )
 from agentbus.ids import RecoveryEpoch, Sequence
-from agentbus.limits import HANDOFF_FLUSH_REPORTS, MIB
-from agentbus.protocol.operations import Send
-from agentbus.store.changes import MoveCursors, PruneSlice, SendMessage
+from agentbus.limits import MIB
+from agentbus.protocol.operations import WhoAmI
+from agentbus.protocol.session import Pull
+from agentbus.store.changes import SendMessage
 from tests.actors.stage import Stage, stage_on
-from tests.redis_fixture import PrivateRedis, private_redis
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[PrivateRedis]:
-    with private_redis() as running:
-        yield running
-
-
-@pytest.fixture
-def stage(tmp_path: Path, redis: PrivateRedis) -> Iterator[Stage]:
-    with stage_on(tmp_path, redis) as stage:
-        yield stage
-
-
-def only_change(stage: Stage) -> Any:
-    """The one change that the attachment has submitted; it stays with the ledger."""
-    stage.settle()
-    (submit,) = [m for m in stage.ledger.received() if isinstance(m, Submit)]
-    return submit.change
+from tests.eventually import eventually
+from tests.probe import settle
+from tests.redis_fixture import PrivateRedis
 
 
 def records(answer: dict[str, Any]) -> list[int]:
@@ -127,18 +108,46 @@ def test_own_messages_are_left_out_and_passed_over(stage: Stage) -> None:
 
 
 def test_channels_take_turns(stage: Stage) -> None:
-    stage.attach(window=(4, MIB))
+    stage.attach(window=(1, MIB))
     stage.operate("create_channel", name="work")
     stage.operate("subscribe", channel="work")
-    with_room = stage.pushed()
-    assert with_room == []
-    stage.say(*"abcd")  # takes the whole window
-    stage.say(*"efgh", channel="work")
-    assert len(stage.pushed()) == 4
-    stage.grant(4)
-    pushed = stage.pushed()
-    assert len(pushed) == 4
-    assert pushed == sorted(pushed)
+    stage.say("a", "b")
+    assert stage.pushed() == [1]
+    stage.say("c", "d", channel="work")
+    for expected in (3, 2, 4):
+        assert stage.pushed() == []
+        stage.grant(1)
+        assert stage.pushed() == [expected]
+
+
+def test_a_refused_request_does_not_hold_up_what_was_to_be_pushed(stage: Stage) -> None:
+    stage.attach()
+    stage.say("a")
+    assert stage.pushed() == [1]
+    entered, leave = threading.Event(), threading.Event()
+    stage.tell(Request(WhoAmI(), stage.attachment, Held(entered, leave)))
+    assert entered.wait(2.0)
+    stage.say("b")  # the wake-up and the refused request wait together
+    settle(*stage.channels.addresses())
+    refused = stage.ask("history", channel="nowhere")
+    leave.set()
+    with pytest.raises(NotFoundError):
+        refused.get(2.0)
+    eventually(lambda: stage.link.frames, 2.0, what="a delivery without any further message")
+
+
+class Held:
+    """A reply that keeps the answering actor busy until the test lets it go."""
+
+    def __init__(self, entered: threading.Event, leave: threading.Event) -> None:
+        self._entered, self._leave = entered, leave
+
+    def set(self, value: Any) -> None:
+        self._entered.set()
+        assert self._leave.wait(5.0)
+
+    def set_exception(self, error: BaseException) -> None:
+        raise AssertionError(error)
 
 
 # --- pulling ---
@@ -211,19 +220,36 @@ def test_a_cancelled_pull_is_answered_once(stage: Stage) -> None:
     assert stage.timer.statistics().pending == 0
 
 
+def test_a_pull_whose_number_is_used_again_is_answered_as_if_cancelled(stage: Stage) -> None:
+    stage.attach()
+    replies = [FutureReply(), FutureReply()]
+    for reply in replies:
+        pull = Pull(stage.attachment, 7, {stage.general: Sequence(0)}, 100, MIB, wait_ms=5000)
+        stage.tell(PullAsked(pull, reply))
+    assert replies[0].get(2.0)["deliveries"] == []
+    stage.say("a")
+    assert records(replies[1].get(2.0)) == [1]
+
+
+def test_a_position_that_only_a_pull_names_moves_neither_pushes_nor_cursors(stage: Stage) -> None:
+    stage.attach()
+    beyond = 2**63 - 1
+    assert records(stage.pull(beyond).get(2.0)) == []
+    stage.report(1, {stage.general: beyond})
+    assert stage.flush().handed_off == {}
+    stage.say("a")
+    assert stage.pushed() == [1]
+
+
 def test_a_pull_of_a_subscription_that_is_gone_answers_nothing(stage: Stage) -> None:
     stage.attach()
     reply = stage.pull(0)
     reply.get(2.0)
     general = stage.general
     stage.operate("unsubscribe", channel="general")
-    assert general not in {row.subscription_id for row in _rows(stage)}
+    assert general not in {row.subscription_id for row in stage.rows()}
     stage.say("a")
     assert stage.pushed() == []
-
-
-def _rows(stage: Stage) -> Any:
-    return stage.bus.reader().subscriptions(stage.attachment.session_id)
 
 
 def test_pulls_wait_no_longer_when_the_bus_is_not_ready(stage: Stage) -> None:
@@ -333,327 +359,3 @@ def test_discover_asks_the_registrar_unless_it_is_switched_off(
         stage.attach()
         with pytest.raises(DiscoveryDisabledError):
             stage.ask("discover").get(2.0)
-
-
-# --- reports ---
-
-
-def test_reports_are_committed_together_after_20_ms_and_answered_after_the_commit(
-    stage: Stage,
-) -> None:
-    stage.attach()
-    stage.say("a", "b", "c")
-    stage.pushed()
-    replies = [stage.report(number, {stage.general: number}) for number in (1, 2, 3)]
-    stage.settle()
-    stage.ledger.expect_nothing_of(Submit, through=(stage.address,))
-    change = stage.flush()
-    assert change.handed_off == {stage.general: 3}
-    assert change.confirmed == {}
-    assert not any(reply._future.done() for reply in replies)
-    stage.settle_changes()
-    assert [reply.get(2.0) for reply in replies] == [{"report": n} for n in (1, 2, 3)]
-    assert stage.positions() == (3, 0)
-
-
-def test_a_hundred_reports_do_not_wait_for_the_clock(stage: Stage) -> None:
-    stage.attach()
-    stage.say("a")
-    stage.pushed()
-    for number in range(1, HANDOFF_FLUSH_REPORTS):
-        stage.report(number, {stage.general: 1})
-    stage.ledger.expect_nothing_of(Submit, through=(stage.address,))
-    last = stage.report(HANDOFF_FLUSH_REPORTS, {stage.general: 1})
-    stage.settle_changes()
-    assert last.get(2.0) == {"report": HANDOFF_FLUSH_REPORTS}
-
-
-def test_a_later_call_confirms_what_was_handed_off_before(stage: Stage) -> None:
-    stage.attach()
-    stage.say("a", "b", "c")
-    stage.pushed()
-    stage.report(1, {stage.general: 1})
-    stage.report(2, {stage.general: 3})
-    stage.used(1, ("general",))
-    change = stage.flush()
-    assert change.handed_off == {stage.general: 3}
-    assert change.confirmed == {stage.general: 1}
-    assert change.renewed == (stage.general,)
-    stage.settle_changes()
-    assert stage.positions() == (3, 1)
-
-
-def test_a_call_that_is_no_receive_confirms_but_renews_nothing(stage: Stage) -> None:
-    stage.attach()
-    stage.say("a")
-    stage.pushed()
-    stage.report(1, {stage.general: 1})
-    stage.used(1)
-    change = stage.flush()
-    assert change.confirmed == {stage.general: 1}
-    assert change.renewed == ()
-
-
-def test_an_empty_receive_of_all_channels_renews_them_all(stage: Stage) -> None:
-    stage.attach()
-    stage.used(0, ())
-    change = stage.flush()
-    assert change.renewed == (stage.general,)
-
-
-def test_reports_of_an_older_epoch_move_nothing_and_are_counted(stage: Stage) -> None:
-    stage.attach(readiness=ReadinessChanged("ready", RecoveryEpoch(4), 0))
-    stage.say("a")
-    stage.pushed()
-    reply = stage.report(1, {stage.general: 1}, epoch=3)
-    assert reply.get(2.0) == {"report": 1, "stale": True}
-    stage.no_flush()
-    assert stage.actor.stale_reports == 1
-
-
-def test_reports_cannot_move_beyond_what_was_sent_nor_foreign_subscriptions(stage: Stage) -> None:
-    stage.attach(window=(1, MIB))
-    stage.say("a", "b")
-    stage.pushed()
-    foreign = stage.bus.reader().subscriptions(stage.ada.session_id)[0].subscription_id
-    reply = stage.report(1, {stage.general: 2, foreign: 1, 999: 1})
-    change = stage.flush()
-    assert change.handed_off == {}
-    stage.settle_changes()
-    assert reply.get(2.0) == {"report": 1}
-    assert stage.positions() == (0, 0)
-
-
-def test_a_flush_that_was_refused_answers_its_reports_with_the_error(stage: Stage) -> None:
-    stage.attach()
-    stage.say("a")
-    stage.pushed()
-    reply = stage.report(1, {stage.general: 1})
-    stage.flush()
-    stage.ledger.expect(Submit).reply_to.set_exception(UnavailableError("no"))
-    with pytest.raises(UnavailableError):
-        reply.get(2.0)
-
-
-def test_detaching_flushes_reports_and_ends_waiting_pulls(stage: Stage) -> None:
-    stage.attach()
-    stage.say("a")
-    stage.pushed()
-    stage.report(1, {stage.general: 1})
-    waiting = stage.pull(1, wait_ms=5000)
-    stage.tell(Detached())
-    with pytest.raises(StaleAttachmentError):
-        waiting.get(2.0)
-    submit = stage.ledger.expect(Submit)
-    assert isinstance(submit.change, MoveCursors)
-    assert submit.change.handed_off == {stage.general: 1}
-    assert stage.actor.actor_stopped.wait(2.0)
-    late = FutureReply()
-    stage.tell(Request(Send("general", "x", operation_id="k"), stage.attachment, late))
-    with pytest.raises(UnavailableError):
-        late.get(2.0)
-
-
-# --- attaching again ---
-
-
-def test_what_was_handed_off_without_confirmation_comes_first_and_is_marked(stage: Stage) -> None:
-    stage.attach()
-    stage.say("a", "b", "c")
-    stage.pushed()
-    stage.report(1, {stage.general: 1})
-    stage.report(2, {stage.general: 2})
-    stage.used(1)
-    stage.tell(Detached())
-    _commit_waiting(stage)
-    assert stage.positions() == (2, 1)
-    stage.attach()
-    (params,) = stage.deliveries()
-    delivery = params["delivery"]
-    assert [position for position, _ in delivery["records"]] == [2, 3]
-    assert delivery["redelivered_through"] == 2
-
-
-def _commit_waiting(stage: Stage) -> None:
-    """Commit what an attachment that has ended left with the ledger."""
-    assert stage.actor.actor_stopped.wait(2.0)
-    for message in stage.ledger.received():
-        if isinstance(message, Submit):
-            stage.bus.done(message.change)
-            stage.ledger.expect(Submit)
-
-
-# --- subscriptions ---
-
-
-def test_a_new_subscription_is_fed_from_its_position(stage: Stage) -> None:
-    stage.attach()
-    stage.operate("create_channel", name="work")
-    stage.say("before", channel="work")
-    answer = stage.operate("subscribe", channel="work")
-    assert answer["resumed"] is False
-    stage.say("after", channel="work")
-    assert stage.pushed() == [2]
-    assert stage.operate("subscribe", channel="work")["resumed"] is True
-    assert stage.pushed() == []
-
-
-def test_a_subscription_from_the_oldest_gets_what_is_retained(stage: Stage) -> None:
-    stage.attach()
-    stage.operate("create_channel", name="work")
-    stage.say("a", "b", channel="work")
-    stage.operate("subscribe", channel="work", **{"from": "oldest"})
-    assert stage.pushed() == [1, 2]
-
-
-def test_a_closed_subscription_is_no_longer_fed_and_its_late_report_moves_nothing(
-    stage: Stage,
-) -> None:
-    stage.attach()
-    stage.say("a")
-    stage.pushed()
-    old = stage.general
-    stage.report(1, {old: 1})
-    stage.operate("unsubscribe", channel="general")
-    stage.operate("subscribe", channel="general")
-    assert stage.general != old
-    stage.say("b")
-    assert stage.pushed() == [2]
-    late = stage.report(2, {old: 2})
-    assert stage.flush().handed_off == {}
-    stage.settle_changes()
-    assert late.get(2.0) == {"report": 2}
-    assert stage.positions()[0] == 1  # where the new subscription began
-
-
-def test_an_expired_subscription_is_told_and_no_longer_fed(stage: Stage) -> None:
-    stage.attach()
-    general = stage.general
-    stage.clock.advance(hours=73)
-    done = stage.bus.done(PruneSlice("subscriptions", 10))
-    (fact,) = [f for f in done.result.expired if f.session_id == stage.attachment.session_id]
-    stage.tell(SubscriptionsChanged((fact,)))
-    stage.settle()
-    (told,) = stage.link.take("expired")
-    assert told["subscription"] == general
-    assert told["channel"] == "general"
-    stage.tell(SubscriptionsChanged((fact,)))  # heard a second time: told once
-    stage.settle()
-    assert stage.link.take("expired") == []
-    stage.say("a")
-    assert stage.pushed() == []
-    stage.report(1, {}, expired=(general,))
-    stage.used(1)
-    change = stage.flush()
-    assert change.expiry_confirmed == (general,)
-    stage.settle_changes()
-    assert _rows(stage) == ()
-
-
-# --- recovery ---
-
-
-def test_after_a_recovery_all_that_is_not_handed_off_is_sent_again_within_a_full_window(
-    stage: Stage,
-) -> None:
-    stage.attach(window=(4, MIB))
-    stage.say(*"abcdef")
-    assert stage.pushed() == [1, 2, 3, 4]
-    stage.report(1, {stage.general: 2})
-    stage.flush()
-    stage.settle_changes()
-    unflushed = stage.report(2, {stage.general: 3})
-    stage.tell(ReadinessChanged("recovering", RecoveryEpoch(2), 100))
-    assert unflushed.get(2.0) == {"report": 2, "stale": True}
-    stage.grant(4)  # of the old epoch's queue; the window is full anyway
-    assert stage.pushed() == []
-    stage.tell(ReadinessChanged("ready", RecoveryEpoch(2), 100))
-    deliveries = stage.deliveries()
-    again = [position for p in deliveries for position, _ in p["delivery"]["records"]]
-    assert again == [3, 4, 5, 6]
-    assert {params["epoch"] for params in deliveries} == {2}
-    assert stage.actor.stale_reports == 1
-
-
-def test_readiness_without_a_new_epoch_sends_nothing_twice(stage: Stage) -> None:
-    stage.attach()
-    stage.say("a")
-    assert stage.pushed() == [1]
-    stage.tell(ReadinessChanged("ready", RecoveryEpoch(1), 0))
-    stage.settle()
-    assert stage.pushed() == []
-
-
-# --- gaps ---
-
-
-def prune(stage: Stage, hours: float) -> None:
-    stage.clock.advance(hours=hours)
-    stage.project(stage.bus.done(PruneSlice("messages_by_age", 500)))
-
-
-def test_a_gap_is_exact_and_delivery_goes_on_behind_it(stage: Stage) -> None:
-    stage.attach(window=(2, MIB))
-    stage.say(*"abcdef")
-    assert stage.pushed() == [1, 2]
-    prune(stage, 169)
-    stage.say("g", "h")
-    stage.grant(2)
-    deliveries = [params["delivery"] for params in stage.deliveries()]
-    gaps = [gap for delivery in deliveries for gap in delivery.get("gaps", [])]
-    assert gaps == [[3, 6, "age"]]
-    assert [position for d in deliveries for position, _ in d["records"]] == [7, 8]
-    assert deliveries[0]["oldest_retained"] == 7
-    stage.grant(2)
-    stage.say("i")
-    assert [params["delivery"].get("gaps") for params in stage.deliveries()] == [None]
-
-
-def test_a_gap_with_nothing_behind_it_is_told_alone_once(stage: Stage) -> None:
-    stage.attach(window=(1, MIB))
-    stage.say("a", "b", "c")
-    assert stage.pushed() == [1]
-    prune(stage, 169)
-    stage.grant(1)
-    (params,) = stage.deliveries()
-    assert params["delivery"]["records"] == []
-    assert params["delivery"]["gaps"] == [[2, 3, "age"]]
-    assert params["delivery"]["through"] == 3
-    stage.grant(1)
-    stage.wake(1, 3)
-    assert stage.deliveries() == []
-
-
-def test_a_pull_tells_a_gap_as_well(stage: Stage) -> None:
-    stage.attach(window=(1, MIB))
-    stage.say("a", "b", "c")
-    prune(stage, 169)
-    stage.say("d")
-    (delivery,) = stage.pull(1).get(2.0)["deliveries"]
-    assert delivery["gaps"] == [[2, 3, "age"]]
-    assert delivery["oldest_retained"] == 4
-
-
-def test_removals_before_the_subscription_began_are_no_gap(stage: Stage) -> None:
-    stage.attach()
-    stage.operate("create_channel", name="work")
-    stage.say("a", "b", channel="work")
-    prune(stage, 169)
-    assert stage.operate("subscribe", channel="work", **{"from": "oldest"})["from_sequence"] == 3
-    stage.say("c", channel="work")
-    (params,) = [p for p in stage.deliveries() if p["delivery"]["channel"] == "work"]
-    assert "gaps" not in params["delivery"]
-
-
-# --- a projection that does not answer ---
-
-
-def test_a_dead_redis_is_reported_and_read_again_later(tmp_path: Path) -> None:
-    with private_redis() as redis, stage_on(tmp_path, redis) as stage:
-        stage.attach()
-        redis.server.stop(grace_s=0)
-        stage.wake(1, 1)
-        stage.projector.expect(CheckRedis)
-        assert stage.pushed() == []
-        with pytest.raises(UnavailableError):
-            stage.pull(0).get(5.0)

@@ -31,7 +31,7 @@ from agentbus.errors import (
     UnknownOutcomeError,
 )
 from agentbus.identity import SessionIdentity
-from agentbus.ids import RecoveryEpoch
+from agentbus.ids import RecoveryEpoch, Sequence
 from agentbus.limits import BATCH_OPERATIONS
 from agentbus.store.changes import (
     BindSession,
@@ -237,9 +237,10 @@ def test_a_fence_commits_what_came_before_and_refuses_what_comes_after(ledger: L
         after.get(5.0)
     assert refused.value.retry_after_ms == FENCE_MS
     assert ledger.origin.expect(RateRefunded) == RateRefunded(77)
-    order = [m for m in ledger.projector.received() if isinstance(m, Committed | CatchUp)]
-    assert order[-1] == CatchUp(RecoveryEpoch(5), order[-2].last_sequence)
-    assert order[-2].last_sequence == 1
+    committed, catch_up = ledger.projector.received()[-2:]
+    assert isinstance(committed, Committed)
+    assert committed.last_sequence == 1
+    assert catch_up == CatchUp(RecoveryEpoch(5), Sequence(1))
 
     ledger.address.tell(Unfence(RecoveryEpoch(4)))  # of an older recovery
     with pytest.raises(UnavailableError):

@@ -110,11 +110,11 @@ def test_waits_end_before_the_client_gives_up() -> None:
 
 
 def test_an_agent_is_called_as_given_or_as_its_folder() -> None:
-    assert agent_name("Sam", Path("/work/tmi")) == "Sam"
-    assert agent_name(None, Path("/work/tmi")) == "tmi"
+    assert agent_name("Sam", Path("/code/tmi")) == "Sam"
+    assert agent_name(None, Path("/code/tmi")) == "tmi"
     assert agent_name(None, Path("/")) == "agent"
     with pytest.raises(ValidationError, match="--agent"):
-        agent_name("a\nb", Path("/work"))
+        agent_name("a\nb", Path("/code"))
 
 
 def test_a_folder_name_is_made_fit_for_a_name() -> None:

@@ -2,82 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from agentbus.adapter.prefetch import Batch, Budget, Prefetch, Report
-from agentbus.adapter.subscription import Arrived, Gap, Record, parse_arrived
+from agentbus.adapter.prefetch import Budget, Prefetch, Report
+from agentbus.adapter.subscription import Gap, parse_arrived
 from agentbus.encoding import decode_frame, encode
 from agentbus.errors import CursorExpiredError, NotFoundError
 from agentbus.ids import Sequence
 from agentbus.limits import GAPS_PER_RESULT
 from agentbus.protocol.session import Delivery, GapRange
-
-PLENTY = Budget(count=1000, characters=10**9, size_bytes=10**9)
-OWN, OTHER = "session-own", "session-other"
-
-
-def message(sequence: int, content: str = "hello", session: str = OTHER) -> dict[str, Any]:
-    return {"sequence": sequence, "content": content, "sender": {"session_id": session}}
-
-
-def row(subscription: int, confirmed: int = 0, expired_at: str | None = None) -> dict[str, Any]:
-    return {
-        "subscription": subscription,
-        "channel": f"channel-{subscription}",
-        "kind": "ordinary",
-        "handed_off": confirmed,
-        "confirmed": confirmed,
-        "expired_at": expired_at,
-    }
-
-
-def attached(*subscriptions: int) -> Prefetch:
-    prefetch = Prefetch()
-    prefetch.attached(OWN, 1, [row(subscription) for subscription in subscriptions])
-    return prefetch
-
-
-def arrive(
-    prefetch: Prefetch,
-    *messages: dict[str, Any],
-    subscription: int = 1,
-    after: int = 0,
-    through: int | None = None,
-    redelivered_through: int = 0,
-    gaps: tuple[GapRange, ...] = (),
-    epoch: int = 1,
-    pushed: bool = True,
-    own: bool = False,
-) -> None:
-    last = max([after, *(m["sequence"] for m in messages), *(gap.to_sequence for gap in gaps)])
-    prefetch.accept(
-        Arrived(
-            subscription,
-            f"channel-{subscription}",
-            after,
-            last if through is None else through,
-            redelivered_through,
-            tuple((message["sequence"], message) for message in messages),
-            gaps,
-            None,
-        ),
-        epoch=epoch,
-        pushed=pushed,
-        own=own,
-    )
-
-
-def sequences(batch: Batch) -> list[int]:
-    return [record.position for record in batch.records]
-
-
-def take(prefetch: Prefetch, *channels: str, count: int = 1000, own: bool = False) -> Batch:
-    return prefetch.take(channels, Budget(count, 10**9, 10**9), own=own)
+from tests.adapter.deliveries import OWN, PLENTY, arrive, attached, message, row, sequences, take
 
 
 def test_a_delivery_of_the_wire_is_understood() -> None:
@@ -116,6 +50,17 @@ def test_an_unknown_channel_is_named_together_with_the_known_ones() -> None:
     prefetch = attached(1)
     with pytest.raises(NotFoundError, match="channel-1"):
         take(prefetch, "nowhere")
+
+
+def test_what_was_on_its_way_when_the_session_unsubscribed_gives_its_credit_back() -> None:
+    prefetch = attached(1, 2)
+    prefetch.left("channel-1")
+    arrive(prefetch, message(1), subscription=1)
+    arrive(prefetch, message(2), subscription=2)
+    assert prefetch.pending == 1
+    assert prefetch.credit_due() == (1, len(encode(message(1))))
+    assert sequences(take(prefetch)) == [2]
+    assert [queue.channel for queue in prefetch.select(())] == ["channel-2"]
 
 
 def test_the_count_bounds_a_batch_and_the_rest_is_announced() -> None:
@@ -408,7 +353,7 @@ def test_unsubscribing_forgets_what_waits_and_what_is_under_way() -> None:
     prefetch = attached(1)
     arrive(prefetch, message(1), message(2))
     batch = take(prefetch, count=1)
-    prefetch.unsubscribed(1)
+    prefetch.left("channel-1")
     assert prefetch.credit_due()[0] == 1
     prefetch.settle(batch, handed_off=True)
     assert prefetch.credit_due()[0] == 1
@@ -434,203 +379,3 @@ def test_own_messages_of_a_failed_result_come_again_to_who_asks() -> None:
     arrive(prefetch, message(1, session=OWN), message(2), pushed=False, own=True)
     prefetch.settle(take(prefetch, own=True), handed_off=False)
     assert sequences(take(prefetch, own=True)) == [1, 2]
-
-
-class AgainstAModelDaemon(RuleBasedStateMachine):
-    """Random pushes, pulls, takes, failures, recoveries and new attachments."""
-
-    SUBSCRIPTIONS = (1, 2)
-    WINDOW = 8
-
-    @initialize()
-    def start(self) -> None:
-        self.newest = 0
-        self.epoch = 1
-        self.messages: dict[int, list[int]] = {sub: [] for sub in self.SUBSCRIPTIONS}
-        self.cursor = dict.fromkeys(self.SUBSCRIPTIONS, 0)
-        self.handed_off = dict.fromkeys(self.SUBSCRIPTIONS, 0)
-        self.confirmed = dict.fromkeys(self.SUBSCRIPTIONS, 0)
-        self.redelivered_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
-        self.credit = self.WINDOW
-        self.reports: list[Report] = []
-        self.taken_reports: dict[int, Report] = {}
-        self.out: list[Batch] = []
-        self.failed: set[tuple[int, int]] = set()
-        self.highest_taken = dict.fromkeys(self.SUBSCRIPTIONS, 0)
-        self.seen: dict[tuple[int, int], int] = {}
-        self.prefetch = Prefetch()
-        self.attach()
-
-    def attach(self) -> None:
-        self.cursor = dict(self.confirmed)
-        self.redelivered_through = dict(self.handed_off)
-        self.credit = self.WINDOW
-        self.reports.clear()
-        self.taken_reports.clear()
-        rows = [
-            {**row(sub, confirmed=self.confirmed[sub]), "handed_off": self.handed_off[sub]}
-            for sub in self.SUBSCRIPTIONS
-        ]
-        self.prefetch.attached(OWN, self.epoch, rows)
-
-    def deliver(self, sub: int, after: int, count: int, pushed: bool) -> int:
-        found = [sequence for sequence in self.messages[sub] if sequence > after][:count]
-        through = found[-1] if found else after
-        arrive(
-            self.prefetch,
-            *(message(sequence) for sequence in found),
-            subscription=sub,
-            after=after,
-            through=through,
-            redelivered_through=self.redelivered_through[sub],
-            epoch=self.epoch,
-            pushed=pushed,
-        )
-        if pushed:
-            self.credit -= len(found)
-        self.cursor[sub] = max(self.cursor[sub], through)
-        return len(found)
-
-    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 4))
-    def send(self, sub: int, count: int) -> None:
-        for _ in range(count):
-            self.newest += 1
-            self.messages[sub].append(self.newest)
-
-    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 5))
-    def push(self, sub: int, count: int) -> None:
-        self.credit += self.prefetch.credit_due()[0]
-        assert self.credit <= self.WINDOW
-        if self.credit:
-            self.deliver(sub, self.cursor[sub], min(count, self.credit), pushed=True)
-
-    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 5))
-    def pull(self, sub: int, count: int) -> None:
-        after = self.prefetch.pull_positions((f"channel-{sub}",), own=False)[sub]
-        self.deliver(sub, after, count, pushed=False)
-
-    @rule(subs=st.sampled_from(((), ("channel-1",), ("channel-2",))), count=st.integers(1, 6))
-    def take(self, subs: tuple[str, ...], count: int) -> None:
-        batch = take(self.prefetch, *subs, count=count)
-        assert sequences(batch) == sorted(sequences(batch))
-        for sub, entry in batch.entries:
-            assert isinstance(entry, Record)
-            key = (sub, entry.position)
-            if entry.position <= self.highest_taken[sub] and not entry.redelivered:
-                assert key in self.failed, "an earlier message came after a later one"
-            self.failed.discard(key)
-            self.highest_taken[sub] = max(self.highest_taken[sub], entry.position)
-        self.out.append(batch)
-
-    @rule(data=st.data(), outcome=st.sampled_from(("handed_off", "clean", "torn")))
-    def settle(self, data: st.DataObject, outcome: str) -> None:
-        if not self.out:
-            return
-        batch = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-        for sub, entry in batch.entries:
-            key = (sub, entry.last)
-            if outcome == "clean":
-                self.failed.add(key)
-                continue
-            assert isinstance(entry, Record)
-            if key in self.seen:
-                assert entry.redelivered, "doubled without a mark"
-            self.seen[key] = self.seen.get(key, 0) + (outcome == "handed_off")
-            if outcome == "torn":
-                self.failed.add(key)
-        self.prefetch.settle(
-            batch, handed_off=outcome == "handed_off", bytes_left=outcome != "clean"
-        )
-
-    @rule()
-    def make_report(self) -> None:
-        report = self.prefetch.report_due()
-        if report is not None:
-            self.reports.append(report)
-
-    @rule()
-    def commit_report(self) -> None:
-        if not self.reports:
-            return
-        report = self.reports.pop(0)
-        if report.epoch != self.epoch:
-            return
-        for sub, position in report.positions.items():
-            assert position <= self.cursor[sub], "reported what this attachment was not sent"
-            self.handed_off[sub] = max(self.handed_off[sub], position)
-        self.taken_reports[report.number] = report
-        self.prefetch.committed(report)
-
-    @rule()
-    def call(self) -> None:
-        newest = self.prefetch.confirms(self.prefetch.arrival())
-        for number, report in self.taken_reports.items():
-            if number <= newest:
-                for sub, position in report.positions.items():
-                    self.confirmed[sub] = max(self.confirmed[sub], position)
-
-    @rule()
-    def recover(self) -> None:
-        self.epoch += 1
-        self.cursor = dict(self.handed_off)
-        self.redelivered_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
-        self.credit = self.WINDOW
-        self.prefetch.new_epoch(self.epoch)
-
-    @rule()
-    def lose_the_connection(self) -> None:
-        self.epoch += 1
-        self.attach()
-
-    @rule()
-    def restart_the_adapter_after_an_orderly_end(self) -> None:
-        while self.out:
-            self.prefetch.settle(self.out.pop(), handed_off=False)
-        self.make_report()
-        while self.reports:
-            self.commit_report()
-        self.failed = {(s, n) for s in self.SUBSCRIPTIONS for n in self.messages[s]}
-        if all(
-            (sub, n) not in self.seen or self.seen[sub, n] == 0 or n <= self.handed_off[sub]
-            for sub in self.SUBSCRIPTIONS
-            for n in self.messages[sub]
-        ) and all(count for count in self.seen.values()):
-            self.prefetch = Prefetch()
-            self.attach()
-
-    @invariant()
-    def never_reports_what_was_not_handed_off(self) -> None:
-        for sub in self.SUBSCRIPTIONS:
-            for sequence in self.messages[sub]:
-                if sequence <= self.handed_off[sub]:
-                    assert self.seen.get((sub, sequence), 0) > 0, "lost"
-
-    def teardown(self) -> None:
-        if not hasattr(self, "prefetch"):
-            return
-        for _ in range(10 + self.newest):
-            for batch in self.out:
-                for sub, entry in batch.entries:
-                    self.seen[sub, entry.last] = self.seen.get((sub, entry.last), 0) + 1
-                self.prefetch.settle(batch, handed_off=True)
-            self.out.clear()
-            for sub in self.SUBSCRIPTIONS:
-                self.push(sub, 5)
-            self.out.append(take(self.prefetch))
-            if self.out[0].is_empty and all(
-                self.cursor[sub] >= (self.messages[sub] or [0])[-1] for sub in self.SUBSCRIPTIONS
-            ):
-                break
-        missing = {
-            (sub, n)
-            for sub in self.SUBSCRIPTIONS
-            for n in self.messages[sub]
-            if not self.seen.get((sub, n))
-        }
-        assert not missing
-        self.credit += self.prefetch.credit_due()[0]
-        assert self.credit == self.WINDOW
-
-
-TestAgainstAModelDaemon = AgainstAModelDaemon.TestCase
-TestAgainstAModelDaemon.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -71,16 +71,14 @@ def machine() -> dict[str, Any]:
 
 
 def _print_figures(figures: dict[str, Figure]) -> None:
-    print(f"\n{'':18}{'per second':>12}{'p50 ms':>10}{'p99 ms':>10}")
+    print(f"\n{'':18}{'per second':>12}{'p50 ms':>10}{'p99 ms':>10}{'lag s':>10}")
     for figure in figures.values():
         print(
             f"{figure.name:18}{figure.per_second:12,.0f}"
-            f"{_milliseconds(figure.p50_us):>10}{_milliseconds(figure.p99_us):>10}"
+            f"{figure.p50_us / 1000:10.2f}{figure.p99_us / 1000:10.2f}"
+            + ("" if figure.lag_s is None else f"{figure.lag_s:10.2f}")
         )
-
-
-def _milliseconds(latency_us: float | None) -> str:
-    return "" if latency_us is None else f"{latency_us / 1000:.2f}"
+    print("lag: from the end of a round until all that it accepted was projected, too")
 
 
 def _print_ratios(ratios: list[Ratio], figures: dict[str, Figure]) -> None:

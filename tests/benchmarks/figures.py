@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One round of one workload. Latencies are absent where only a rate was measured."""
+    """One round of one workload. `lag_s`: how long, after its end, until all was projected too."""
 
     per_second: float
-    p50_us: float | None = None
-    p99_us: float | None = None
+    p50_us: float
+    p99_us: float
+    lag_s: float | None = None
 
     @classmethod
     def of_latencies(cls, latencies_s: list[float], elapsed_s: float) -> Sample:
+        if not latencies_s:
+            raise SystemExit(f"nothing was finished within {elapsed_s:g} s; take longer rounds")
         ordered = sorted(latencies_s)
         return cls(
             per_second=len(ordered) / elapsed_s,
@@ -31,27 +34,25 @@ class Figure:
 
     name: str
     per_second: float
-    p50_us: float | None
-    p99_us: float | None
+    p50_us: float
+    p99_us: float
+    lag_s: float | None
     samples: tuple[Sample, ...]
 
     @classmethod
     def of(cls, name: str, samples: list[Sample]) -> Figure:
+        lags_s = [sample.lag_s for sample in samples if sample.lag_s is not None]
         return cls(
             name,
-            statistics.median(sample.per_second for sample in samples),
-            _median([sample.p50_us for sample in samples]),
-            _median([sample.p99_us for sample in samples]),
+            median(sample.per_second for sample in samples),
+            median(sample.p50_us for sample in samples),
+            median(sample.p99_us for sample in samples),
+            median(lags_s) if lags_s else None,
             tuple(samples),
         )
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def _median(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def _quantile(ordered: list[float], share: float) -> float:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -157,8 +158,8 @@ def measure_simplebroker(directory: Path, clients: int, seconds: float) -> Sampl
         if writer.returncode:
             raise SystemExit("simplebroker failed")
         samples.append(Sample(**decode_trusted(out)))
-    p50s_us = sorted(sample.p50_us or 0 for sample in samples)
-    p99s_us = sorted(sample.p99_us or 0 for sample in samples)
+    p50s_us = sorted(sample.p50_us for sample in samples)
+    p99s_us = sorted(sample.p99_us for sample in samples)
     return Sample(
         sum(sample.per_second for sample in samples), p50s_us[clients // 2], p99s_us[clients // 2]
     )
@@ -182,8 +183,4 @@ def _write_to_simplebroker(directory: Path, seconds: float) -> Sample:
 
 if __name__ == "__main__":
     written = _write_to_simplebroker(Path(sys.argv[1]), float(sys.argv[2]))
-    print(
-        encode(
-            {"per_second": written.per_second, "p50_us": written.p50_us, "p99_us": written.p99_us}
-        ).decode()
-    )
+    print(encode(asdict(written)).decode())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from tests.benchmarks.tool_calls import to_adapter, to_empty_server
 from tests.bus_fixture import ROOT, ThrowAwayBus
 
 FLOOR_BATCH = 64
+PROBE_CHANNEL = "probe"
+LAG_WITHIN_MS = 20_000
+"""Less than what ends a silent connection."""
 
 BUS_SETTINGS: dict[str, Any] = {
     "sqlite_synchronous": "full",
@@ -51,7 +55,8 @@ def workloads(say: Callable[[str], None]) -> Iterator[list[Workload]]:
         scratch = stack.enter_context(Scratch())
         bus = stack.enter_context(ThrowAwayBus(**BUS_SETTINGS))
         with bus.attach("Setup") as setup:
-            setup.call("create_channel", name=CHANNEL)
+            for name in (CHANNEL, PROBE_CHANNEL):
+                setup.call("create_channel", name=name)
         redis = stack.enter_context(closing(RedisAlways(scratch)))
         floor_1 = stack.enter_context(closing(Floor(scratch, 1)))
         floor_64 = stack.enter_context(closing(Floor(scratch, FLOOR_BATCH)))
@@ -59,26 +64,41 @@ def workloads(say: Callable[[str], None]) -> Iterator[list[Workload]]:
         empty = stack.enter_context(closing(to_empty_server(bus)))
         yield [
             Workload("floor-1", floor_1.measure),
-            *_accept("accept", "bus", bus.runtime.socket),
+            *_accept("accept", "bus", bus.runtime.socket, lambda: _lag_s(bus)),
             Workload("deliver", lambda seconds: _deliver(bus, seconds)),
             Workload("mcp-1", adapter.measure),
             Workload("mcp-empty", empty.measure),
             Workload("floor-64", floor_64.measure),
-            *_accept("redis", "redis", redis.socket_path),
+            *_accept("redis", "redis", redis.socket_path, lambda: None),
             *_simplebroker(scratch, say),
         ]
         if (why := missing_nats()) is not None:
             say(f"skipped: NATS JetStream ({why})")
 
 
-def _accept(prefix: str, target: str, socket_path: Path) -> list[Workload]:
+def _accept(
+    prefix: str, target: str, socket_path: Path, lag_s: Callable[[], float | None]
+) -> list[Workload]:
     def workload(name: str, clients: int, in_flight: int) -> Workload:
         def measure(seconds: float) -> Sample:
-            return _generate(target, socket_path, clients, in_flight, seconds)
+            sample = _generate(target, socket_path, clients, in_flight, seconds)
+            return replace(sample, lag_s=lag_s())
 
         return Workload(f"{prefix}-{name}", measure)
 
     return [workload("1", 1, 1), workload("8", 8, 1), workload("8x16", 8, 16)]
+
+
+def _lag_s(bus: ThrowAwayBus) -> float:
+    """Until a message that is sent now can be read, and so everything that was sent before it."""
+    with bus.attach("Probe") as probe:
+        subscribed = probe.call("subscribe", channel=PROBE_CHANNEL)
+        begin_s = time.monotonic()
+        probe.call("send", channel=PROBE_CHANNEL, content="probe")
+        after = {subscribed["subscription_id"]: subscribed["from_sequence"] - 1}
+        if not probe.pull(after, wait_ms=LAG_WITHIN_MS, include_own=True):
+            raise SystemExit(f"nothing is delivered within {LAG_WITHIN_MS} ms")
+        return time.monotonic() - begin_s
 
 
 def _deliver(bus: ThrowAwayBus, seconds: float) -> Sample:

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_NOT_RUNNING, EXIT_OK, EXIT_USAGE
 from agentbus.encoding import decode_strict
+from agentbus.projection.finding import find_redis
 from agentbus.transport.singleton import EXIT_ALREADY_RUNNING, DaemonLock, holder_pid
 from tests.bus_fixture import ROOT, ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin
-from tests.transport.server import eventually
+from tests.eventually import eventually
+from tests.redis_fixture import executable_script
 
 
 def test_status_without_a_daemon_says_so_and_exits_3(stopped_bus: ThrowAwayBus) -> None:
@@ -58,6 +61,10 @@ def test_daemon_runs_in_the_background_until_it_is_stopped(stopped_bus: ThrowAwa
     assert f"process {pid}" in started.stdout
     again = agentbus(stopped_bus, "daemon", "--config", config, "--detach")
     assert f"process {pid}" in again.stdout
+    assert "started with" not in again.stdout
+    other = str(stopped_bus.directory / "other.json")
+    elsewhere = agentbus(stopped_bus, "daemon", "--config", other, "--detach")
+    assert f"It was started with {config}, not with {other}" in elsewhere.stdout
     stopped = agentbus(stopped_bus, "stop", "--json")
     assert decode_strict(stopped.stdout) == {"was_running": True, "pid": pid}
     assert not DaemonLock(stopped_bus.runtime.lock).held_by_another()
@@ -88,6 +95,7 @@ def test_daemon_refuses_a_broken_configuration_with_one_line(stopped_bus: ThrowA
         assert shown.returncode == EXIT_USAGE
         assert "colour" in shown.stderr
         assert shown.stderr.count("\n") == 1
+        assert shown.stderr.count("agentbus: ") == 1
 
 
 def test_second_daemon_in_the_foreground_exits_75(running_bus: ThrowAwayBus) -> None:
@@ -122,6 +130,31 @@ def test_status_tells_when_the_file_has_changed_or_broken(running_bus: ThrowAway
     shown = agentbus(running_bus, "status")
     assert shown.returncode == EXIT_OK
     assert "cannot be used" in shown.stdout
+
+
+def test_status_and_stop_work_while_the_bus_recovers(
+    stopped_bus: ThrowAwayBus, tmp_path: Path
+) -> None:
+    redis = executable_script(tmp_path, f'exec {find_redis("redis-server")[0].executable} "$@"')
+    stopped_bus.configure(redis_executable=str(redis), search_engine="sqlite")
+    stopped_bus.start()
+    sam = stopped_bus.attach("Sam")
+    redis.unlink()
+    pid = stopped_bus.redis_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    sam.call("send", channel="general", content="its projection fails at once")
+    eventually(lambda: stopped_bus.state() == "recovering", within_s=20)
+    shown = agentbus(stopped_bus, "status", "--json")
+    assert shown.returncode == EXIT_OK, shown.stderr
+    status = decode_strict(shown.stdout)
+    assert (status["state"], status["redis"]["healthy"]) == ("recovering", False)
+    assert any("projection lost" in error["what"] for error in status["errors"])
+    person = agentbus(stopped_bus, "status")
+    assert person.returncode == EXIT_OK, person.stderr
+    assert "recovering (recovery epoch " in person.stdout  # each attempt begins another
+    assert agentbus(stopped_bus, "stop").returncode == EXIT_OK
+    assert stopped_bus.wait_ended() == 0
 
 
 def test_status_tells_when_another_file_is_meant(running_bus: ThrowAwayBus) -> None:

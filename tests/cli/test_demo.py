@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentbus.cli.admin import demo as command
-from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK
+from agentbus.cli.entry import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
 from agentbus.demo.story import Story
 from agentbus.demo.transcript import Transcript
 from agentbus.errors import InternalError
 from tests.bus_fixture import ROOT, ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin, run
+from tests.eventually import eventually
 
 KEPT = re.compile(r"kept: (\S+)")
 
@@ -40,6 +44,37 @@ def test_kept_demo_can_be_looked_at_afterwards(stopped_bus: ThrowAwayBus, tmp_pa
     found = KEPT.search(shown.stdout)
     assert found is not None
     assert (Path(found[1]) / "data" / "agentbus.sqlite3").is_file()
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """Daemon, Redis, agents and adapters of a demo: each has a path of its folder in its argv."""
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if str(folder) in line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_demo_that_is_ended_from_outside_leaves_nothing(
+    number: signal.Signals, stopped_bus: ThrowAwayBus
+) -> None:
+    temporary = stopped_bus.directory / "tmp"
+    temporary.mkdir()
+    code = "import sys; from agentbus.cli.admin import main; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "demo"],
+        env=stopped_bus.environment | {"TMPDIR": str(temporary)},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert any("Bob waits" in line for line in process.stdout)
+        assert _processes_of(temporary)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=40)
+    assert (process.returncode, errors) == (EXIT_INTERRUPTED, "agentbus: interrupted\n")
+    assert list(temporary.iterdir()) == []
+    eventually(lambda: not _processes_of(temporary), what="end of the demo's processes")
 
 
 @pytest.mark.parametrize("fault", ["unproven", "broken"])

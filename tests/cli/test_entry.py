@@ -25,17 +25,25 @@ def test_version_is_told(stopped_bus: ThrowAwayBus) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [[], ["fly"], ["status", "--colour"], ["mcp", "--agent"], ["stop", "now"], ["reset", "--keep"]],
+    ("arguments", "problem"),
+    [
+        ([], "a command is missing"),
+        (["fly"], "there is no command 'fly'"),
+        (["status", "--colour"], "there is no option '--colour'"),
+        (["mcp", "--agnt=Sam"], "there is no option '--agnt'"),
+        (["mcp", "--agent"], "--agent requires argument"),
+        (["stop", "now"], "these arguments do not go together"),
+        (["stop", "--yes"], "these arguments do not go together"),
+        (["reset", "--keep"], "there is no option '--keep'"),
+    ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_is_one_line_that_says_what_and_exit_code_2(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bus.main(arguments) == entry.EXIT_USAGE
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("agentbus: ")
-    assert err.count("\n") == 1
+    assert err == f"agentbus: {problem}; --help shows what is possible\n"
 
 
 def test_wrong_usage_of_the_admin_command_is_exit_code_2() -> None:

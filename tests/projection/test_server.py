@@ -181,6 +181,7 @@ def test_sqlite_loads_no_module() -> None:
         modules = [module[b"name"] for module in execute(running.client, "MODULE", "LIST")]
         assert b"search" not in modules
         assert not running.info.search
+        assert running.info.search_missing == 'not looked for, because search_engine is "sqlite"'
 
 
 def test_a_built_in_module_is_used_with_our_limits(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from typing import Any, Literal
 import pytest
 
 from agentbus.clock import SystemClock
+from agentbus.ids import Sequence
 from agentbus.store.connection import DatabaseUnusable, open_reader, open_writer
 from agentbus.store.ledger import LedgerStore
+from agentbus.store.reader import Reader
 from tests.store.bus import Bus, config
 
 
@@ -143,3 +145,15 @@ def test_a_new_bus_has_general_and_an_identity_of_its_own(tmp_path: Path) -> Non
         assert bus.reopen().bus_id in ids
         bus.close()
     assert len(ids) == 2
+
+
+def test_closing_folds_the_log_into_the_file_although_a_reader_is_open(tmp_path: Path) -> None:
+    bus = Bus(tmp_path)
+    bus.done(bus.attach().send("kept"))
+    reader = Reader(bus.path)
+    log = next(tmp_path.glob("*-wal"))
+    assert log.stat().st_size > 0
+    bus.close()
+    assert log.stat().st_size == 0
+    assert [message.sequence for message in reader.scan(Sequence(0), 10)] == [1]
+    reader.close()

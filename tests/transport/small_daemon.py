@@ -67,7 +67,8 @@ def main() -> int:
             file.write(f"{os.getpid()}\n")
     match os.environ.get("SMALL_DAEMON_FAULT"):
         case "configuration":
-            print("noise before\nconfig.json: unknown key 'colour'; remove it", file=sys.stderr)
+            line = "agentbus: config.json: unknown key 'colour'; remove it"
+            print(f"noise before\n{line}", file=sys.stderr)
             return EXIT_CONFIGURATION
         case "crash":
             print("out of luck", file=sys.stderr)

@@ -181,3 +181,24 @@ def test_socket_of_a_blocking_client_can_be_adopted(server: Server) -> None:
         await client.closed
 
     asyncio.run(main())
+
+
+def test_what_a_blocking_client_read_too_much_is_not_lost() -> None:
+    ours, theirs = socket.socketpair()
+    told: list[Notification] = []
+
+    async def main() -> None:
+        blocking = Client(ours)
+        ready, stopping = (
+            jsonrpc.encode_notification(name, {}) for name in ("readiness", "stopping")
+        )
+        theirs.sendall(jsonrpc.encode_response(1, {}) + ready + stopping[:10])
+        blocking.request("heartbeat", {}, 5.0)
+        unread = blocking.take_unread()
+        client = await AsyncClient.adopt(blocking.detach(), told.append, unread)
+        theirs.sendall(stopping[10:])
+        theirs.close()
+        await client.closed
+
+    asyncio.run(main())
+    assert [notification.method for notification in told] == ["readiness", "stopping"]

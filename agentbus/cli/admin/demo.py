@@ -5,6 +5,9 @@ Prints a transcript and what was proven; exits 1 when something was not. Runs on
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, Arguments, complain
@@ -26,7 +29,7 @@ def demo(arguments: Arguments) -> int:
     """Play the story; exit 0 only when everything was proven."""
     print(INTRODUCTION, flush=True)
     transcript = Transcript(lambda line: print(line, flush=True))
-    with ThrowawayBus(keep=arguments["--keep"]) as bus:
+    with _ended_in_order(), ThrowawayBus(keep=arguments["--keep"]) as bus:
         try:
             Story(bus, transcript).run()
             ran = bus.ask("status")
@@ -43,6 +46,23 @@ def demo(arguments: Arguments) -> int:
         return EXIT_FAILURE
     print('\nAll of it held. Connect your own agents: README.md, "Connect".')
     return EXIT_OK
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Also `timeout` and a closed terminal leave neither process nor folder behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _what_ran(status: dict[str, Any]) -> list[str]:

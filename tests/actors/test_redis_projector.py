@@ -1,0 +1,299 @@
+"""The projector with a real Redis that dies, hangs, comes back empty or is somebody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.base import start_actor, stop_actor
+from actors.channel import ChannelDirectory
+from actors.messages import (
+    CatchUp,
+    CatchUpFailed,
+    CatchUpProgressed,
+    CaughtUp,
+    CheckRedis,
+    Committed,
+    ProjectionLost,
+    Wake,
+    Watch,
+)
+from actors.pool import Dispatcher
+from actors.redis_projector import RedisProjectorActor
+from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence
+from agentbus.projection import keys
+from agentbus.projection.connection import connect
+from agentbus.projection.errors import RedisUnusableError
+from agentbus.projection.launching import RedisSettings
+from agentbus.projection.rebuild import UpToDate, needs
+from agentbus.projection.server import RedisServer
+from agentbus.store.changes import PruneSlice
+from tests.eventually import eventually
+from tests.probe import Probe
+from tests.redis_fixture import private_redis, redis_settings
+from tests.store.bus import Bus
+
+GENERAL = ChannelId(1)
+
+
+class Projection:
+    """A projector; the test plays the ledger and the supervisor."""
+
+    def __init__(self, folder: Path, settings: RedisSettings) -> None:
+        self.bus = Bus(folder)
+        self.sam = self.bus.attach()
+        self.settings = replace(settings, command_s=0.5)
+        self.server = RedisServer(self.settings)
+        self.supervisor, self.watcher = Probe(), Probe()
+        self.dispatcher = Dispatcher(threads=1)
+        self.channels = ChannelDirectory(self.dispatcher, lambda name, error: None)
+        self.actor = RedisProjectorActor(
+            self.server, self.bus.reader, self.channels, self.supervisor.address
+        )
+        self.epoch = 0
+        self.address = start_actor(self.actor, within_s=20)
+        self.channels.address(GENERAL).tell(Watch(self.watcher.address, Sequence(0)))
+
+    def order(self) -> RecoveryEpoch:
+        self.epoch += 1
+        epoch = RecoveryEpoch(self.epoch)
+        self.address.tell(CatchUp(epoch, self.bus.store.last_sequence))
+        return epoch
+
+    def catch_up(self) -> dict[str, Any]:
+        epoch = self.order()
+        caught_up = self.supervisor.expect(CaughtUp, within=20)
+        assert caught_up.epoch == epoch
+        return caught_up.redis
+
+    def send(self, *contents: str) -> None:
+        done = [self.bus.done(self.sam.send(content)) for content in contents]
+        facts = tuple(fact for each in done for fact in each.facts)
+        self.address.tell(Committed(facts, self.bus.store.last_sequence))
+
+    def settle(self) -> None:
+        """Wait until it has projected all it was told. An `ask` would lie in its mailbox, and it
+        projects when that is empty."""
+        statistics = self.address.statistics
+        eventually(lambda: not (statistics().mailbox_length or statistics().busy))
+
+    def stream(self, channel_id: ChannelId = GENERAL) -> list[int]:
+        self.settle()
+        with closing(connect(self.settings.socket_path)) as client:
+            found: Any = client.xrange(keys.stream(channel_id))
+        return [keys.entry_sequence(entry) for entry, _ in found]
+
+    def up_to_date(self) -> bool:
+        with closing(connect(self.settings.socket_path)) as client:
+            return isinstance(
+                needs(client, self.bus.store.bus_id, self.bus.store.last_sequence, Sequence(0)),
+                UpToDate,
+            )
+
+    def redis_pid(self) -> int:
+        return int(self.actor._info.pid)
+
+    def close(self) -> None:
+        stop_actor(self.address, 10.0)
+        self.dispatcher.stop(5.0)
+        self.supervisor.stop()
+        self.watcher.stop()
+        self.bus.close()
+
+
+@pytest.fixture
+def projection(tmp_path: Path) -> Iterator[Projection]:
+    with redis_settings() as settings:
+        projection = Projection(tmp_path, settings)
+        yield projection
+        projection.close()
+
+
+def test_an_empty_bus_is_caught_up_at_once_and_says_what_runs(projection: Projection) -> None:
+    redis = projection.catch_up()
+    assert redis["pid"] == projection.redis_pid()
+    assert redis["version"]
+    assert projection.up_to_date()
+
+
+def test_nothing_is_projected_before_the_first_catch_up_which_fills_it(
+    projection: Projection,
+) -> None:
+    projection.send("a", "b")
+    assert projection.stream() == []
+    projection.catch_up()
+    assert projection.stream() == [1, 2]
+
+
+def test_a_channel_hears_of_a_head_that_redis_holds(projection: Projection) -> None:
+    projection.catch_up()
+    projection.send("a", "b", "c")
+    wake = projection.watcher.expect(Wake)
+    assert (wake.channel_id, wake.head) == (GENERAL, Sequence(3))
+    assert projection.stream() == [1, 2, 3]
+    assert projection.actor.projector_statistics().projected == 3
+
+
+def test_commits_that_wait_together_are_one_pipeline(projection: Projection) -> None:
+    projection.catch_up()
+    done = [projection.bus.done(projection.sam.send(f"m{number}")) for number in range(20)]
+    for sequence, each in enumerate(done, 1):  # far quicker than one round trip to Redis
+        projection.address.tell(Committed(each.facts, Sequence(sequence)))
+    assert projection.stream() == list(range(1, 21))
+    assert projection.actor.projector_statistics().pipelines < 20
+
+
+def test_projecting_twice_is_harmless(projection: Projection) -> None:
+    projection.catch_up()
+    done = projection.bus.done(projection.sam.send("a"))
+    for _ in range(2):
+        projection.address.tell(Committed(done.facts, Sequence(1)))
+    assert projection.stream() == [1]
+    projection.supervisor.expect_nothing_of(ProjectionLost)
+
+
+def test_removals_follow_in_order(projection: Projection) -> None:
+    projection.catch_up()
+    projection.send("a", "b")
+    projection.bus.clock.advance(hours=169)
+    done = projection.bus.done(PruneSlice("messages_by_age", 10))
+    projection.address.tell(Committed(done.facts, projection.bus.store.last_sequence))
+    projection.send("c")
+    assert projection.stream() == [3]
+
+
+def test_a_dead_redis_is_noticed_by_the_next_commit_and_refilled(projection: Projection) -> None:
+    projection.catch_up()
+    projection.send("a")
+    assert projection.stream() == [1]
+    os.kill(projection.redis_pid(), signal.SIGKILL)
+    projection.send("b")
+    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.send("c")  # committed while it was lost
+    projection.catch_up()
+    assert projection.stream() == [1, 2, 3]
+    projection.send("d")
+    assert projection.stream() == [1, 2, 3, 4]
+
+
+def test_an_idle_projector_notices_a_dead_redis_when_it_is_told_to_look(
+    projection: Projection,
+) -> None:
+    projection.catch_up()
+    projection.address.tell(CheckRedis())
+    projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
+    os.kill(projection.redis_pid(), signal.SIGKILL)
+    projection.address.tell(CheckRedis())
+    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.address.tell(CheckRedis())  # told once
+    projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
+
+
+def test_a_redis_that_hangs_is_given_up_within_its_time_limit_and_replaced(
+    projection: Projection,
+) -> None:
+    projection.catch_up()
+    hung = projection.redis_pid()
+    os.kill(hung, signal.SIGSTOP)
+    projection.send("a")
+    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.catch_up()
+    assert projection.redis_pid() != hung
+    assert projection.stream() == [1]
+
+
+def test_a_redis_that_hung_for_a_moment_gets_only_what_it_misses(projection: Projection) -> None:
+    projection.catch_up()
+    projection.send("a")
+    assert projection.stream() == [1]
+    same = projection.redis_pid()
+    os.kill(same, signal.SIGSTOP)
+    projection.send("b")
+    projection.supervisor.expect(ProjectionLost, within=10)
+    os.kill(same, signal.SIGCONT)
+    with closing(connect(projection.settings.socket_path)) as client:
+        client.hset("witness", "kept", "1")  # a rebuild would clear it
+        projection.catch_up()
+        assert client.exists("witness")
+    assert projection.redis_pid() == same
+    assert projection.stream() == [1, 2]
+
+
+def test_a_marker_of_another_bus_in_our_own_instance_is_cleared_and_rebuilt(
+    projection: Projection,
+) -> None:
+    projection.catch_up()
+    projection.send("a", "b")
+    assert projection.stream() == [1, 2]
+    with closing(connect(projection.settings.socket_path)) as client:
+        client.hset(keys.MARKER, keys.MARKER_BUS_ID, "another")
+        client.hset("witness", "kept", "1")
+        projection.catch_up()
+        assert not client.exists("witness")
+    assert projection.stream() == [1, 2]
+    assert projection.up_to_date()
+
+
+def test_a_rebuild_tells_its_progress(projection: Projection) -> None:
+    projection.bus.store.apply([projection.sam.send(f"m{number}") for number in range(1500)])
+    projection.catch_up()
+    progressed = projection.supervisor.expect(CatchUpProgressed)
+    assert progressed.total == 1500
+    assert len(projection.stream()) == 1500
+
+
+def test_a_foreign_instance_on_the_path_refuses_the_start_and_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    with private_redis(BusId("foreign")) as foreign:
+        foreign.client.hset("theirs", "kept", "1")
+        foreign.settings.record_path.unlink()  # without it nothing says that it is ours
+        bus = Bus(tmp_path)
+        dispatcher = Dispatcher(threads=1)
+        channels = ChannelDirectory(dispatcher, lambda name, error: None)
+        with Probe() as supervisor, pytest.raises(RedisUnusableError, match="this bus"):
+            start_actor(
+                RedisProjectorActor(
+                    RedisServer(foreign.settings), bus.reader, channels, supervisor.address
+                )
+            )
+        dispatcher.stop(5.0)
+        bus.close()
+        assert foreign.client.hgetall("theirs") == {b"kept": b"1"}
+
+
+def test_a_restart_that_fails_is_told_and_tried_again(projection: Projection) -> None:
+    projection.catch_up()
+    projection.send("a")
+    projection.settle()
+    os.kill(projection.redis_pid(), signal.SIGKILL)
+    projection.address.tell(CheckRedis())
+    projection.supervisor.expect(ProjectionLost, within=10)
+    folder = projection.settings.working_directory
+    shutil.rmtree(folder)
+    folder.write_text("in the way of the folder that Redis works in")
+    epoch = projection.order()
+    assert projection.supervisor.expect(CatchUpFailed, within=10).epoch == epoch
+    folder.unlink()
+    projection.catch_up()
+    assert projection.stream() == [1]
+
+
+def test_the_end_projects_what_was_told_and_takes_redis_along(tmp_path: Path) -> None:
+    with redis_settings() as settings:
+        projection = Projection(tmp_path, settings)
+        projection.catch_up()
+        pid = projection.redis_pid()
+        projection.send("a")
+        projection.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert not settings.socket_path.exists()

@@ -1,0 +1,441 @@
+"""The registrar: one live attachment per session, who must give way, names, binds in turn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.attachment import Neighbours
+from actors.base import FutureReply
+from actors.channel import ChannelDirectory
+from actors.messages import (
+    CallSeen,
+    DetachAsked,
+    DirectoryAsked,
+    Disconnected,
+    LiveSessionsAsked,
+    ReadinessChanged,
+    Register,
+    Submit,
+    SubscriptionsExpired,
+    SweepLiveness,
+)
+from actors.pool import Dispatcher
+from actors.registrar import RegistrarActor
+from actors.routes import Routes
+from actors.timer import Timer
+from agentbus.config import Config
+from agentbus.errors import (
+    ConfigMismatchError,
+    SessionAlreadyConnectedError,
+    StaleAttachmentError,
+    UnavailableError,
+)
+from agentbus.identity import Attachment, SessionIdentity
+from agentbus.ids import BusId, RecoveryEpoch
+from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, MIB
+from agentbus.projection.connection import connect
+from agentbus.projection.searching import RedisSearch
+from agentbus.projection.streams import StreamReader
+from agentbus.protocol.session import Attach, Hello, Used
+from agentbus.store.changes import BindSession, MoveCursors, PruneSlice
+from tests.actors.stage import RecordingLink
+from tests.probe import Probe, settle
+from tests.redis_fixture import PrivateRedis, private_redis
+from tests.store.bus import Bus
+
+EPOCH = RecoveryEpoch(1)
+READY = ReadinessChanged("ready", EPOCH, 200)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[PrivateRedis]:
+    with private_redis() as running:
+        yield running
+
+
+@dataclass
+class Desk:
+    """A registrar; the test plays the ledger, the attachments that it starts are real."""
+
+    bus: Bus
+    redis: PrivateRedis
+    ledger: Probe = field(default_factory=Probe)
+    other: Probe = field(default_factory=Probe)
+    crashes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.timer = Timer(self.bus.clock)
+        self.dispatcher = Dispatcher(threads=2)
+        self.routes = Routes()
+        actor = RegistrarActor(
+            self._neighbours,
+            self.ledger.address,
+            self.routes,
+            self.bus.config,
+            BusId("bus"),
+            self.bus.clock,
+            self._crashed,
+        )
+        self.registrar = self.dispatcher.start(actor, crashed=self._crashed)
+        self.registrar.tell(READY)
+
+    def _crashed(self, actor: str, error: BaseException) -> None:
+        self.crashes.append(actor)
+
+    def _neighbours(self) -> Neighbours:
+        socket_path = self.redis.settings.socket_path
+        return Neighbours(
+            ledger=self.ledger.address,
+            projector=self.other.address,
+            registrar=self.registrar,
+            channels=ChannelDirectory(self.dispatcher, self._crashed),
+            timer=self.timer,
+            open_streams=lambda: StreamReader(connect(socket_path)),
+            open_store=self.bus.reader,
+            open_search=lambda: RedisSearch(connect(socket_path), threading.Lock()),
+        )
+
+    def link(self) -> RecordingLink:
+        return RecordingLink(self.bus.clock.monotonic_s())
+
+    def register(
+        self,
+        agent: str = "Sam",
+        conversation: str = "c1",
+        *,
+        link: RecordingLink | None = None,
+        source: Any = "argument",
+        pid: int | None = None,
+        config: tuple[str, str] | None = None,
+        **fields: Any,
+    ) -> FutureReply:
+        """Ask to attach; the ledger is not played yet."""
+        identity = SessionIdentity("codex", conversation, fields.pop("child", None))
+        attach = Attach(agent, identity, source, 8, MIB, **fields)
+        hello = Hello(1, "0", pid or os.getpid(), *(config or (None, None)))
+        reply = FutureReply()
+        self.registrar.tell(Register(attach, hello, link or self.link(), reply))
+        return reply
+
+    def bind(self) -> BindSession:
+        """Commit the bind that is before the ledger."""
+        submit = self.ledger.expect(Submit)
+        assert isinstance(submit.change, BindSession)
+        submit.reply_to.set(self.bus.done(submit.change).result)
+        return submit.change
+
+    def attach(self, agent: str = "Sam", conversation: str = "c1", **fields: Any) -> Any:
+        reply = self.register(agent, conversation, **fields)
+        self.bind()
+        return reply.get(2.0)
+
+    def live(self) -> list[str]:
+        reply = FutureReply()
+        self.registrar.tell(LiveSessionsAsked(reply))
+        return [session.sender.display_name for session in reply.get(2.0)]
+
+    def close(self) -> None:
+        for route in self.routes.all():
+            route.address.stop()
+        for route in self.routes.all():
+            route.address.ref.actor_stopped.wait(2.0)
+        self.dispatcher.stop(5.0)
+        self.timer.stop()
+        self.ledger.stop()
+        self.other.stop()
+
+
+@pytest.fixture
+def desk(tmp_path: Path, redis: PrivateRedis) -> Iterator[Desk]:
+    bus = Bus(tmp_path)
+    desk = Desk(bus, redis)
+    yield desk
+    desk.close()
+    bus.close()
+
+
+# --- attaching ---
+
+
+def test_an_attach_binds_routes_and_answers(desk: Desk) -> None:
+    link = desk.link()
+    answer = desk.attach(link=link)
+    assert answer["display_name"] == "Sam"
+    assert answer["resumed"] is False
+    assert answer["epoch"] == EPOCH
+    assert [row["channel"] for row in answer["subscriptions"]] == ["general"]
+    route = desk.routes.find(Attachment(answer["session_id"], answer["generation"]), link)
+    assert route.address.alive
+    assert desk.live() == ["Sam"]
+
+
+def test_nobody_attaches_before_the_bus_is_ready(desk: Desk) -> None:
+    desk.registrar.tell(ReadinessChanged("recovering", EPOCH, 123))
+    with pytest.raises(UnavailableError, match="recovering") as refused:
+        desk.register().get(2.0)
+    assert refused.value.retry_after_ms == 123
+
+
+def test_a_second_attachment_of_a_session_is_refused_and_the_first_one_kept(desk: Desk) -> None:
+    desk.attach()
+    with pytest.raises(SessionAlreadyConnectedError, match="as Sam by process") as refused:
+        desk.register().get(2.0)
+    assert refused.value.retry_after_ms is not None
+    assert desk.live() == ["Sam"]
+
+
+def test_two_conversations_of_one_agent_have_two_names(desk: Desk) -> None:
+    assert desk.attach(conversation="c1")["display_name"] == "Sam"
+    assert desk.attach(conversation="c2")["display_name"] == "Sam2"
+    assert desk.attach("Ada", conversation="c1")["display_name"] == "Ada"
+
+
+def test_a_name_is_free_again_when_its_holder_has_gone_and_comes_back_to_it(desk: Desk) -> None:
+    first = desk.attach(conversation="c1")
+    desk.attach(conversation="c2")
+    desk.registrar.tell(
+        DetachAsked(Attachment(first["session_id"], first["generation"]), FutureReply())
+    )
+    resumed = desk.attach(conversation="c1")
+    assert resumed["resumed"] is True
+    assert resumed["display_name"] == "Sam"
+    assert resumed["generation"] > first["generation"]
+
+
+def test_a_child_is_named_after_its_parent(desk: Desk) -> None:
+    desk.attach(conversation="c1")
+    answer = desk.attach(
+        conversation="c1",
+        child="kid",
+        parent_conversation="c1",
+        role="review",
+        repository="bus",
+    )
+    assert answer["display_name"].startswith("Sam-review")
+    assert answer["display_name"].endswith("(bus)")
+    assert len(desk.live()) == 2
+
+
+def test_binds_go_to_the_ledger_one_after_the_other(desk: Desk) -> None:
+    replies = [desk.register(conversation=f"c{number}") for number in range(3)]
+    settle(desk.registrar)
+    assert len([m for m in desk.ledger.received() if isinstance(m, Submit)]) == 1
+    names_in_use = [desk.bind().names_in_use for _ in range(3)]
+    assert names_in_use == [frozenset(), {"Sam"}, {"Sam", "Sam2"}]
+    names = [reply.get(2.0)["display_name"] for reply in replies]
+    assert names == ["Sam", "Sam2", "Sam3"]
+
+
+def test_two_adapters_of_one_session_at_once_end_with_one_attachment(desk: Desk) -> None:
+    first, second = desk.register(), desk.register()
+    desk.bind()
+    assert first.get(2.0)["generation"] == 1
+    with pytest.raises(SessionAlreadyConnectedError):
+        second.get(2.0)
+
+
+def test_a_bind_that_failed_is_answered_and_the_next_one_follows(desk: Desk) -> None:
+    first, second = desk.register(conversation="c1"), desk.register(conversation="c2")
+    desk.ledger.expect(Submit).reply_to.set_exception(UnavailableError("no room"))
+    with pytest.raises(UnavailableError, match="no room"):
+        first.get(2.0)
+    desk.bind()
+    assert second.get(2.0)["display_name"] == "Sam"
+
+
+def test_who_has_gone_before_its_turn_is_passed_over(desk: Desk) -> None:
+    gone = desk.link()
+    desk.register(conversation="c0")
+    desk.register(conversation="c1", link=gone)
+    last = desk.register(conversation="c2")
+    gone.close("gone")
+    desk.bind()
+    desk.bind()
+    assert last.get(2.0)["display_name"] == "Sam2"
+    assert len(desk.live()) == 2
+
+
+def test_who_has_gone_while_it_was_bound_leaves_nothing_behind(desk: Desk) -> None:
+    gone = desk.link()
+    desk.register(link=gone)
+    settle(desk.registrar)
+    gone.close("gone")
+    desk.bind()
+    assert desk.live() == []
+    assert desk.attach()["resumed"] is True
+
+
+def test_another_configuration_is_refused_with_both_paths(desk: Desk) -> None:
+    config: Config = desk.bus.config
+    good = (str(config.path), config.fingerprint())
+    for path, fingerprint in (("/elsewhere.json", good[1]), (good[0], "f" * 64)):
+        with pytest.raises(ConfigMismatchError, match="agentbus stop") as refused:
+            desk.register(config=(path, fingerprint)).get(2.0)
+        assert path in refused.value.message
+        assert good[0] in refused.value.message
+    assert desk.attach(config=good)["display_name"] == "Sam"
+
+
+# --- giving way ---
+
+
+def test_a_silent_holder_is_released_after_30_s_and_not_before(desk: Desk) -> None:
+    holder = desk.link()
+    desk.attach(link=holder)
+    desk.bus.clock.advance(ATTACHMENT_EXPIRY_SECONDS)
+    with pytest.raises(SessionAlreadyConnectedError):
+        desk.register().get(2.0)
+    desk.registrar.tell(SweepLiveness())
+    settle(desk.registrar)
+    assert not holder.closed
+    desk.bus.clock.advance(0.001)
+    desk.registrar.tell(SweepLiveness())
+    assert "silent for 30 s" in holder.wait_closed()
+    desk.registrar.tell(Disconnected(holder))
+    assert desk.live() == []
+
+
+def test_a_newcomer_need_not_wait_for_the_sweep(desk: Desk) -> None:
+    holder = desk.link()
+    first = desk.attach(link=holder)
+    desk.bus.clock.advance(ATTACHMENT_EXPIRY_SECONDS + 0.001)
+    second = desk.attach()
+    assert second["generation"] == first["generation"] + 1
+    (told,) = holder.take("detached")
+    assert (told["generation"], told["code"]) == (first["generation"], "stale_attachment")
+    with pytest.raises(StaleAttachmentError):
+        desk.routes.find(Attachment(first["session_id"], first["generation"]), holder)
+
+
+def test_a_holder_that_beats_is_kept_for_ever(desk: Desk) -> None:
+    holder = desk.link()
+    desk.attach(link=holder)
+    for _ in range(10):
+        desk.bus.clock.advance(20)
+        holder.last_seen_s = desk.bus.clock.monotonic_s()
+        desk.registrar.tell(SweepLiveness())
+    settle(desk.registrar)
+    assert not holder.closed
+
+
+def test_the_holder_whose_process_is_dead_is_released_at_once(desk: Desk) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    first = desk.attach(pid=process.pid)
+    assert desk.attach()["generation"] == first["generation"] + 1
+
+
+def test_an_idle_holder_gives_way_only_to_a_proven_newcomer(desk: Desk) -> None:
+    holder = desk.link()
+    desk.attach(link=holder)
+    desk.bus.clock.advance(ATTACHMENT_EXPIRY_SECONDS)
+    holder.last_seen_s = desk.bus.clock.monotonic_s()  # it beats, but makes no call
+    for source in ("environment", "argument", "process"):
+        with pytest.raises(SessionAlreadyConnectedError):
+            desk.register(source=source).get(2.0)
+    assert desk.attach(source="turn_metadata")["resumed"] is True
+
+
+def test_a_busy_holder_is_not_reclaimed_even_by_a_proven_newcomer(desk: Desk) -> None:
+    holder = desk.link()
+    answer = desk.attach(link=holder)
+    desk.bus.clock.advance(ATTACHMENT_EXPIRY_SECONDS)
+    holder.last_seen_s = desk.bus.clock.monotonic_s()
+    route = desk.routes.find(Attachment(answer["session_id"], answer["generation"]), holder)
+    route.begin_wait()
+    with pytest.raises(SessionAlreadyConnectedError):
+        desk.register(source="turn_metadata").get(2.0)
+    route.end_wait()
+    route.last_call_s = desk.bus.clock.monotonic_s()
+    with pytest.raises(SessionAlreadyConnectedError):
+        desk.register(source="turn_metadata").get(2.0)
+
+
+def test_the_same_connection_may_attach_its_session_again(desk: Desk) -> None:
+    link = desk.link()
+    first = desk.attach(link=link)
+    assert desk.attach(link=link)["generation"] == first["generation"] + 1
+
+
+# --- leaving ---
+
+
+def test_a_lost_connection_ends_all_its_attachments_and_no_others(desk: Desk) -> None:
+    link = desk.link()
+    desk.attach(conversation="c1", link=link)
+    desk.attach(conversation="c2", link=link)
+    desk.attach("Ada", conversation="c3")
+    desk.registrar.tell(Disconnected(link))
+    assert desk.live() == ["Ada"]
+
+
+def test_detaching_flushes_what_the_session_had_reported(desk: Desk) -> None:
+    answer = desk.attach()
+    attachment = Attachment(answer["session_id"], answer["generation"])
+    (route,) = desk.routes.all()
+    route.address.tell(CallSeen(Used(attachment, 0, ())))
+    reply = FutureReply()
+    desk.registrar.tell(DetachAsked(attachment, reply))
+    assert reply.get(2.0) == {}
+    assert isinstance(desk.ledger.expect(Submit).change, MoveCursors)
+    assert desk.live() == []
+
+
+def test_detaching_an_older_generation_changes_nothing(desk: Desk) -> None:
+    answer = desk.attach()
+    stale = Attachment(answer["session_id"], answer["generation"] - 1)
+    desk.registrar.tell(DetachAsked(stale, FutureReply()))
+    assert desk.live() == ["Sam"]
+
+
+def test_an_attachment_that_failed_takes_its_connection_along(desk: Desk) -> None:
+    link = desk.link()
+    desk.attach(link=link)
+    (route,) = desk.routes.all()
+    route.address.tell("nonsense")  # type: ignore[arg-type]
+    assert link.wait_closed() == "its attachment failed"
+    desk.registrar.tell(Disconnected(link))
+    assert desk.live() == []
+    assert desk.crashes == ["AttachmentActor-Sam"]
+    assert desk.attach()["resumed"] is True
+
+
+# --- telling ---
+
+
+def test_expired_subscriptions_are_told_to_the_live_session(desk: Desk) -> None:
+    link = desk.link()
+    answer = desk.attach(link=link)
+    desk.attach("Ada", conversation="c2")
+    desk.bus.clock.advance(hours=73)
+    result = desk.bus.done(PruneSlice("subscriptions", 10)).result
+    desk.registrar.tell(SubscriptionsExpired(result.expired))
+    settle(desk.registrar)
+    settle(*[route.address for route in desk.routes.all()])
+    (told,) = link.take("expired")
+    assert told["session_id"] == answer["session_id"]
+    assert told["channel"] == "general"
+
+
+def test_the_directory_shows_the_living_and_filters_by_any_field(desk: Desk) -> None:
+    desk.attach("Sam", conversation="c1", repository="broker")
+    desk.attach("Ada", conversation="c2")
+
+    def find(query: str) -> list[str]:
+        reply = FutureReply()
+        desk.registrar.tell(DirectoryAsked(query, reply))
+        return [entry["display_name"] for entry in reply.get(2.0)["sessions"]]
+
+    assert find("") == ["Ada", "Sam"]
+    assert find("BROK") == ["Sam"]
+    assert find("codex") == ["Ada", "Sam"]
+    assert find("nobody") == []

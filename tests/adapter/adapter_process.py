@@ -1,0 +1,70 @@
+"""`agentbus mcp` as a client of it sees it: a real process, spoken to line by line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.adapter.raw_client import RawClient
+
+
+class AdapterProcess(RawClient):
+    """One adapter and the harness that started it.
+
+    `client_name` is what the harness calls itself; it decides identity and limits.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        config_path: Path,
+        *,
+        agent: str = "Sam",
+        session: str | None = None,
+        client_name: str = "tester",
+        version: str = "2025-11-25",
+        extra_environment: Mapping[str, str] | None = None,
+    ) -> None:
+        argv = [sys.executable, "-m", "agentbus", "mcp", "--agent", agent]
+        argv += ["--config", str(config_path)]
+        if session is not None:
+            argv += ["--session", session]
+        super().__init__(argv, env={**environment, **(extra_environment or {})})
+        self.client_name = client_name
+        self.version = version
+
+    def initialize(self, version: str | None = None) -> Any:
+        params = {
+            "protocolVersion": version or self.version,
+            "capabilities": {},
+            "clientInfo": {"name": self.client_name, "version": "1"},
+        }
+        self.request("initialize", params, request_id="initialize")
+        answer = self.receive()
+        self.notify("notifications/initialized")
+        return answer
+
+    def answer(self, request_id: Any, within_s: float = 40.0) -> Any:
+        """The structured content of the answer to that request, which is the next message."""
+        message = self.receive(within_s)
+        assert message["id"] == request_id, message
+        assert "result" in message, message
+        return message["result"]["structuredContent"]
+
+    def use(self, tool: str, *, meta: Any = None, within_s: float = 40.0, **arguments: Any) -> Any:
+        """Call a tool and wait for what it answers."""
+        return self.answer(self.call(tool, meta=meta, **arguments), within_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,212 @@
+"""Random histories of one attachment against a model of the daemon: never lost, never reordered,
+never doubled without a mark."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from agentbus.adapter.prefetch import Batch, Prefetch, Report
+from agentbus.adapter.subscription import Record
+from tests.adapter.deliveries import OWN, arrive, message, row, sequences, take
+
+
+class AgainstAModelDaemon(RuleBasedStateMachine):
+    """Random pushes, pulls, takes, failures, recoveries and new attachments."""
+
+    SUBSCRIPTIONS = (1, 2)
+    WINDOW = 8
+
+    @initialize()
+    def start(self) -> None:
+        self.newest = 0
+        self.epoch = 1
+        self.messages: dict[int, list[int]] = {sub: [] for sub in self.SUBSCRIPTIONS}
+        self.cursor = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.handed_off = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.confirmed = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.redelivered_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.credit = self.WINDOW
+        self.reports: list[Report] = []
+        self.taken_reports: dict[int, Report] = {}
+        self.out: list[Batch] = []
+        self.failed: set[tuple[int, int]] = set()
+        self.highest_taken = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.seen: dict[tuple[int, int], int] = {}
+        self.prefetch = Prefetch()
+        self.attach()
+
+    def attach(self) -> None:
+        self.cursor = dict(self.confirmed)
+        self.redelivered_through = dict(self.handed_off)
+        self.credit = self.WINDOW
+        self.reports.clear()
+        self.taken_reports.clear()
+        rows = [
+            {**row(sub, confirmed=self.confirmed[sub]), "handed_off": self.handed_off[sub]}
+            for sub in self.SUBSCRIPTIONS
+        ]
+        self.prefetch.attached(OWN, self.epoch, rows)
+
+    def deliver(self, sub: int, after: int, count: int, pushed: bool) -> int:
+        found = [sequence for sequence in self.messages[sub] if sequence > after][:count]
+        through = found[-1] if found else after
+        arrive(
+            self.prefetch,
+            *(message(sequence) for sequence in found),
+            subscription=sub,
+            after=after,
+            through=through,
+            redelivered_through=self.redelivered_through[sub],
+            epoch=self.epoch,
+            pushed=pushed,
+        )
+        if pushed:
+            self.credit -= len(found)
+        self.cursor[sub] = max(self.cursor[sub], through)
+        return len(found)
+
+    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 4))
+    def send(self, sub: int, count: int) -> None:
+        for _ in range(count):
+            self.newest += 1
+            self.messages[sub].append(self.newest)
+
+    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 5))
+    def push(self, sub: int, count: int) -> None:
+        self.credit += self.prefetch.credit_due()[0]
+        assert self.credit <= self.WINDOW
+        if self.credit:
+            self.deliver(sub, self.cursor[sub], min(count, self.credit), pushed=True)
+
+    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 5))
+    def pull(self, sub: int, count: int) -> None:
+        after = self.prefetch.pull_positions((f"channel-{sub}",), own=False)[sub]
+        self.deliver(sub, after, count, pushed=False)
+
+    @rule(subs=st.sampled_from(((), ("channel-1",), ("channel-2",))), count=st.integers(1, 6))
+    def take(self, subs: tuple[str, ...], count: int) -> None:
+        batch = take(self.prefetch, *subs, count=count)
+        assert sequences(batch) == sorted(sequences(batch))
+        for sub, entry in batch.entries:
+            assert isinstance(entry, Record)
+            key = (sub, entry.position)
+            if entry.position <= self.highest_taken[sub] and not entry.redelivered:
+                assert key in self.failed, "an earlier message came after a later one"
+            self.failed.discard(key)
+            self.highest_taken[sub] = max(self.highest_taken[sub], entry.position)
+        self.out.append(batch)
+
+    @rule(data=st.data(), outcome=st.sampled_from(("handed_off", "clean", "torn")))
+    def settle(self, data: st.DataObject, outcome: str) -> None:
+        if not self.out:
+            return
+        batch = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        for sub, entry in batch.entries:
+            key = (sub, entry.last)
+            if outcome == "clean":
+                self.failed.add(key)
+                continue
+            assert isinstance(entry, Record)
+            if key in self.seen:
+                assert entry.redelivered, "doubled without a mark"
+            self.seen[key] = self.seen.get(key, 0) + (outcome == "handed_off")
+            if outcome == "torn":
+                self.failed.add(key)
+        self.prefetch.settle(
+            batch, handed_off=outcome == "handed_off", bytes_left=outcome != "clean"
+        )
+
+    @rule()
+    def make_report(self) -> None:
+        report = self.prefetch.report_due()
+        if report is not None:
+            self.reports.append(report)
+
+    @rule()
+    def commit_report(self) -> None:
+        if not self.reports:
+            return
+        report = self.reports.pop(0)
+        if report.epoch != self.epoch:
+            return
+        for sub, position in report.positions.items():
+            assert position <= self.cursor[sub], "reported what this attachment was not sent"
+            self.handed_off[sub] = max(self.handed_off[sub], position)
+        self.taken_reports[report.number] = report
+        self.prefetch.committed(report)
+
+    @rule()
+    def call(self) -> None:
+        newest = self.prefetch.confirms(self.prefetch.arrival())
+        for number, report in self.taken_reports.items():
+            if number <= newest:
+                for sub, position in report.positions.items():
+                    self.confirmed[sub] = max(self.confirmed[sub], position)
+
+    @rule()
+    def recover(self) -> None:
+        self.epoch += 1
+        self.cursor = dict(self.handed_off)
+        self.redelivered_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.credit = self.WINDOW
+        self.prefetch.new_epoch(self.epoch)
+
+    @rule()
+    def lose_the_connection(self) -> None:
+        self.epoch += 1
+        self.attach()
+
+    @rule()
+    def restart_the_adapter_after_an_orderly_end(self) -> None:
+        while self.out:
+            self.prefetch.settle(self.out.pop(), handed_off=False)
+        self.make_report()
+        while self.reports:
+            self.commit_report()
+        self.failed = {(s, n) for s in self.SUBSCRIPTIONS for n in self.messages[s]}
+        if all(
+            (sub, n) not in self.seen or self.seen[sub, n] == 0 or n <= self.handed_off[sub]
+            for sub in self.SUBSCRIPTIONS
+            for n in self.messages[sub]
+        ) and all(count for count in self.seen.values()):
+            self.prefetch = Prefetch()
+            self.attach()
+
+    @invariant()
+    def never_reports_what_was_not_handed_off(self) -> None:
+        for sub in self.SUBSCRIPTIONS:
+            for sequence in self.messages[sub]:
+                if sequence <= self.handed_off[sub]:
+                    assert self.seen.get((sub, sequence), 0) > 0, "lost"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "prefetch"):
+            return
+        for _ in range(10 + self.newest):
+            for batch in self.out:
+                for sub, entry in batch.entries:
+                    self.seen[sub, entry.last] = self.seen.get((sub, entry.last), 0) + 1
+                self.prefetch.settle(batch, handed_off=True)
+            self.out.clear()
+            for sub in self.SUBSCRIPTIONS:
+                self.push(sub, 5)
+            self.out.append(take(self.prefetch))
+            if self.out[0].is_empty and all(
+                self.cursor[sub] >= (self.messages[sub] or [0])[-1] for sub in self.SUBSCRIPTIONS
+            ):
+                break
+        missing = {
+            (sub, n)
+            for sub in self.SUBSCRIPTIONS
+            for n in self.messages[sub]
+            if not self.seen.get((sub, n))
+        }
+        assert not missing
+        self.credit += self.prefetch.credit_due()[0]
+        assert self.credit == self.WINDOW
+
+
+TestAgainstAModelDaemon = AgainstAModelDaemon.TestCase
+TestAgainstAModelDaemon.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -1,0 +1,263 @@
+"""kill -9 of the daemon at the named places: nothing is lost, nothing comes twice unmarked."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
+from agentbus.ids import new_id
+from agentbus.launch import ensure_daemon
+from agentbus.transport.client import NoAnswerError
+from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.crash.conversation import Reader, attempt, judge
+from tests.eventually import eventually
+
+FAILPOINT = "AGENTBUS_TEST_FAILPOINT"
+
+
+@pytest.fixture
+def bus() -> Iterator[ThrowAwayBus]:
+    """Not started yet."""
+    bus = ThrowAwayBus(send_messages_per_second=10_000, send_kib_per_second=65_536)
+    yield bus
+    bus.close()
+
+
+def crash_at(bus: ThrowAwayBus, failpoint: str) -> None:
+    """Start the daemon anew so that it dies there."""
+    if bus.daemon is not None:
+        assert bus.stop() == 0
+    bus.environment[FAILPOINT] = failpoint
+    bus.start()
+
+
+def restart(bus: ThrowAwayBus) -> None:
+    """The daemon was killed: have one without failpoints."""
+    assert bus.wait_ended() == -signal.SIGKILL
+    del bus.environment[FAILPOINT]
+    bus.start()
+
+
+def send(session: BusSession, content: str, operation_id: str) -> Any:
+    return session.call("send", channel="general", content=content, operation_id=operation_id)
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "was_committed"),
+    [("before_commit", False), ("after_commit", True), ("after_projection", True)],
+)
+def test_killed_around_a_send_the_same_operation_id_answers_truly(
+    bus: ThrowAwayBus, failpoint: str, was_committed: bool
+) -> None:
+    bus.start()
+    reader = Reader(bus)
+    sender = bus.attach("Sender", conversation="s")
+    accepted = [send(sender, f"before {number}", new_id())["message_id"] for number in range(3)]
+    reader.hand_off_until(lambda handed: len(handed) == 3)
+    reader.report()
+    reader.confirm()
+    crash_at(bus, failpoint)
+    reader.attach()
+    sender = bus.attach("Sender", conversation="s")
+    answer = attempt(lambda: send(sender, "at the edge", "edge"))
+    # After the projection the answer may have left already: it is told after the commit.
+    if failpoint != "after_projection":
+        assert isinstance(answer, NoAnswerError)
+        assert answer.sent
+    restart(bus)
+    sender = bus.attach("Sender", conversation="s")
+    reader.attach()
+    repeat = send(sender, "at the edge", "edge")
+    assert repeat["duplicate"] is was_committed
+    accepted.append(repeat["message_id"])
+    accepted.append(send(sender, "after", new_id())["message_id"])
+    reader.hand_off_until(lambda handed: handed[-1].message_id == accepted[-1])
+    verdict = judge(accepted, reader.handed)
+    assert verdict.clean, verdict
+    assert verdict.marked == []
+    assert len(sender.call("history", channel="general")["messages"]) == 5
+
+
+def test_killed_after_a_handoff_before_its_report_it_comes_again_marked(bus: ThrowAwayBus) -> None:
+    bus.start()
+    reader = Reader(bus)
+    sender = bus.attach("Sender", conversation="s")
+    accepted = [send(sender, str(number), new_id())["message_id"] for number in range(4)]
+    reader.hand_off_until(lambda handed: len(handed) == 4)
+    reader.report()  # committed, not confirmed
+    crash_at(bus, "before_cursor_commit")
+    reader.attach()
+    reader.hand_off_until(lambda handed: len(handed) == 8)
+    assert [one.redelivered for one in reader.handed] == [False] * 4 + [True] * 4
+    sender = bus.attach("Sender", conversation="s")
+    accepted.append(send(sender, "last", new_id())["message_id"])
+    reader.hand_off_until(lambda handed: len(handed) == 9)
+    lost_report = attempt(reader.report)
+    assert isinstance(lost_report, NoAnswerError)
+    restart(bus)
+    reader.attach()
+    accepted.append(send(bus.attach("Sender"), "new", new_id())["message_id"])
+    reader.hand_off_until(lambda handed: handed[-1].message_id == accepted[-1])
+    again = reader.handed[9:]
+    assert [one.message_id for one in again] == accepted
+    assert [one.redelivered for one in again] == [True] * 5 + [False]
+    verdict = judge(accepted, reader.handed)
+    assert verdict.clean, verdict
+
+
+def test_a_confirmed_handoff_never_comes_again_after_a_kill(bus: ThrowAwayBus) -> None:
+    bus.start()
+    reader = Reader(bus)
+    sender = bus.attach("Sender", conversation="s")
+    accepted = [send(sender, str(number), new_id())["message_id"] for number in range(4)]
+    reader.hand_off_until(lambda handed: len(handed) == 4)
+    reader.report()
+    reader.confirm()
+    bus.kill()
+    bus.start()
+    reader.attach()
+    sender = bus.attach("Sender", conversation="s")
+    accepted.append(send(sender, "new", new_id())["message_id"])
+    reader.hand_off_until(lambda handed: handed[-1].message_id == accepted[-1])
+    verdict = judge(accepted, reader.handed)
+    assert verdict.clean, verdict
+    assert verdict.marked == []
+
+
+class Sender:
+    """Sends one message after the other, each until it is accepted, through any crash."""
+
+    def __init__(self, bus: ThrowAwayBus, number: int) -> None:
+        self._bus = bus
+        self._number = number
+        self.accepted: list[str] = []
+        self.duplicates = 0
+        self._session: BusSession | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        count = 0
+        while not stop.is_set():
+            operation_id = new_id()
+            while (answer := self._try(f"{self._number}:{count}", operation_id)) is None:
+                if stop.wait(0.02):
+                    return
+            self.accepted.append(answer["message_id"])
+            self.duplicates += answer["duplicate"]
+            count += 1
+
+    def _try(self, content: str, operation_id: str) -> Any:
+        try:
+            if self._session is None:
+                name = f"S{self._number}"
+                self._session = self._bus.attach(name, conversation=name)
+            return send(self._session, content, operation_id)
+        except BusError as error:
+            if isinstance(error, UnavailableError) and not isinstance(error, NoAnswerError):
+                return None  # recovering: the attachment is still there
+            if self._session is not None:
+                self._session.close()
+                self._session = None
+            return None
+
+
+def test_kills_under_load_lose_nothing_and_double_nothing_unmarked(bus: ThrowAwayBus) -> None:
+    bus.start()
+    reader = Reader(bus)
+    senders = [Sender(bus, number) for number in range(4)]
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(senders)) as pool:
+        running = [pool.submit(sender.run, stop) for sender in senders]
+        try:
+            for _ in range(3):
+                goal = sum(len(sender.accepted) for sender in senders) + 60
+                eventually(lambda goal=goal: _accepted(senders) >= goal, 20)  # type: ignore[misc]
+                bus.kill()
+                bus.start()
+        finally:
+            stop.set()
+        for one in running:
+            one.result(20)
+    reader.attach()
+    stored = _stored(bus)
+    reader.hand_off_until(lambda handed: len(handed) >= len(stored))
+    accepted = [message_id for sender in senders for message_id in sender.accepted]
+    assert set(accepted) <= set(stored)
+    # One send of each sender may be committed without that it learnt of it before the end.
+    assert len(stored) - len(accepted) <= len(senders)
+    verdict = judge(stored, reader.handed)
+    assert verdict.clean, verdict
+
+
+def _accepted(senders: list[Sender]) -> int:
+    return sum(len(sender.accepted) for sender in senders)
+
+
+def _stored(bus: ThrowAwayBus) -> list[str]:
+    """Ids of all messages of the default channel, oldest first."""
+    session = bus.attach("Auditor")
+    found: list[str] = []
+    after = 0
+    while True:
+        page = session.call("history", channel="general", after=after, count=500)
+        found += [message["message_id"] for message in page["messages"]]
+        if not page["more"]:
+            return found
+        after = page["messages"][-1]["sequence"]
+
+
+def test_a_commit_that_raises_is_unknown_ends_the_daemon_and_a_repeat_tells_the_truth(
+    bus: ThrowAwayBus,
+) -> None:
+    for failpoint, was_committed in (("commit:raise", False), ("after_commit:raise", True)):
+        crash_at(bus, failpoint)
+        sender = bus.attach("Sender", conversation="s")
+        answer = attempt(lambda: send(sender, "edge", f"at {failpoint}"))  # noqa: B023
+        assert isinstance(answer, UnknownOutcomeError), answer
+        assert answer.retryable
+        assert bus.wait_ended() == 1
+        del bus.environment[FAILPOINT]
+        bus.start()
+        sender = bus.attach("Sender", conversation="s")
+        repeat = send(sender, "edge", f"at {failpoint}")
+        assert repeat["duplicate"] is was_committed
+        assert send(sender, "edge", f"at {failpoint}")["duplicate"] is True
+    assert len(_stored(bus)) == 2
+
+
+def test_a_failure_before_the_commit_refuses_and_the_daemon_goes_on(bus: ThrowAwayBus) -> None:
+    crash_at(bus, "before_commit:raise")
+    sender = bus.attach("Sender", conversation="s")
+    answer = attempt(lambda: send(sender, "edge", "k"))
+    assert isinstance(answer, UnavailableError), answer
+    assert bus.state() == "ready"
+    assert bus.stop() == 0
+    del bus.environment[FAILPOINT]
+    bus.start()
+    assert send(bus.attach("Sender", conversation="s"), "edge", "k")["duplicate"] is False
+
+
+def test_20_clients_at_once_start_one_daemon_and_all_attach(bus: ThrowAwayBus) -> None:
+    def come(number: int) -> tuple[int, BusSession]:
+        client = ensure_daemon(bus.runtime, bus.config_path, deadline_s=40.0, env=bus.environment)
+        client.close()
+        eventually(lambda: bus.state() == "ready", 30)
+        session = bus.attach(f"A{number}", conversation=f"c{number}")
+        with bus.client() as asking:
+            return asking.request("status", {}, 10.0)["pid"], session
+
+    try:
+        with ThreadPoolExecutor(20) as pool:
+            came = list(pool.map(come, range(20)))
+        assert len({pid for pid, _ in came}) == 1
+        assert len({session.facts["session_id"] for _, session in came}) == 20
+        with bus.client() as client:
+            assert len(client.request("sessions", {}, 10.0)["sessions"]) == 20
+    finally:
+        with bus.client() as client:
+            client.request("stop", {}, 10.0)

@@ -1,0 +1,55 @@
+"""Every command line that a document shows is run here, on a bus of its own, or where it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from agentbus.cli.entry import EXIT_OK, EXIT_USAGE
+from tests.bus_fixture import ThrowAwayBus
+from tests.cli.command import agentbus, agentbus_admin
+from tests.docs.documents import DOCUMENTS, blocks
+
+EXITS = {
+    "agentbus status": EXIT_OK,
+    "agentbus status --json": EXIT_OK,
+    "agentbus-admin channels": EXIT_OK,
+    "agentbus-admin sessions": EXIT_OK,
+    "agentbus-admin config": EXIT_OK,
+    "agentbus daemon --detach": EXIT_OK,
+    "agentbus reset": EXIT_USAGE,  # as documented: there is no terminal here
+    "agentbus stop": EXIT_OK,
+}
+RUN_ELSEWHERE = {
+    "agentbus daemon": "tests/cli/test_daemon_commands.py",
+    "agentbus-admin demo": "tests/cli/test_demo.py",
+}
+
+
+def _shown() -> set[str]:
+    return {
+        " ".join(line.split("#")[0].split())
+        for document in DOCUMENTS
+        for block in blocks(document, "sh")
+        for line in block.splitlines()
+        if line.startswith(("agentbus ", "agentbus-admin "))
+    }
+
+
+def test_no_command_is_shown_that_is_not_run_by_a_test() -> None:
+    assert _shown() == EXITS.keys() | RUN_ELSEWHERE.keys()
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[ThrowAwayBus]:
+    with ThrowAwayBus() as running:
+        yield running
+
+
+@pytest.mark.parametrize("line", EXITS)
+def test_command_does_what_the_document_says(line: str, bus: ThrowAwayBus) -> None:
+    program, *arguments = line.split()
+    command = {"agentbus": agentbus, "agentbus-admin": agentbus_admin}[program]
+    shown = command(bus, *arguments)
+    assert shown.returncode == EXITS[line], shown.stderr

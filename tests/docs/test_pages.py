@@ -1,0 +1,130 @@
+"""What the documents say is so: links, names, generated pages, examples."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors import front_door
+from agentbus.adapter.tools import TOOLS
+from agentbus.cli import admin, bus
+from agentbus.cli.entry import parse
+from agentbus.config import load_config
+from agentbus.encoding import decode_strict
+from agentbus.protocol import session
+from agentbus.protocol.operations import OPERATIONS
+from tests.architecture.tree import ROOT
+from tests.docs.documents import BLOCK, DOCUMENTS, blocks
+from tests.docs.pages import DOCS, PAGES
+
+LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(#[^)]*)?\)")
+SOURCE = re.compile(r"`((?:agentbus|actors|examples|tests)/[\w./]*)`")
+ROW = re.compile(r"^\| (.+?) \|", re.MULTILINE)
+
+
+def _named_in_first_column(text: str) -> set[str]:
+    return {name for cell in ROW.findall(text) for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_what_the_code_says(name: str) -> None:
+    written = (DOCS / name).read_text(encoding="utf-8")
+    assert written == PAGES[name](), "run: python -m tests.docs.pages"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    broken = [
+        target
+        for target, _ in LINK.findall(text)
+        if "://" not in target and not (document.parent / target).exists()
+    ]
+    assert not broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_is_named_exists(document: Path) -> None:
+    named = SOURCE.findall(document.read_text(encoding="utf-8"))
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = {target for target, _ in LINK.findall(text)}
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= linked
+
+
+def test_readme_lists_every_tool() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("## What an agent can do") : text.index("## What a person can do")]
+    assert _named_in_first_column(table) == {tool.name for tool in TOOLS}
+
+
+def test_readme_has_exactly_the_two_commands_to_set_up() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = BLOCK.search(text[text.index("## Set up") :])
+    assert block is not None
+    commands = [line.split("#")[0].split() for line in block[2].splitlines()]
+    assert commands == [["make", "demo"], ["make", "test"]]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f"\n{target}:" in makefile for _, target in commands)
+
+
+def test_protocol_page_names_every_request_and_notification_of_a_client() -> None:
+    parsers = {name.removeprefix("parse_") for name in vars(session) if name.startswith("parse_")}
+    handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
+    operations = set(OPERATIONS) - {"receive"}
+    text = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    clients = text[text.index("## Requests of") : text.index("## Notifications of the daemon")]
+    assert _named_in_first_column(clients) == handled | operations
+
+
+def test_glossary_is_in_order() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    words = ROW.findall(text)[2:]
+    assert words == sorted(words, key=str.casefold)
+
+
+def test_example_configuration_is_accepted(tmp_path: Path) -> None:
+    (example,) = blocks(DOCS / "settings.md", "json")
+    path = tmp_path / "config.json"
+    path.write_text(example)
+    assert set(load_config(path).source.values()) == {"file", "default"}
+
+
+def _server_entries() -> list[tuple[str, dict[str, Any]]]:
+    entries: list[tuple[str, dict[str, Any]]] = []
+    for document in (ROOT / "README.md", DOCS / "harnesses.md"):
+        for block in blocks(document, "json"):
+            entries += decode_strict(block)["mcpServers"].items()
+        for block in blocks(document, "toml"):
+            entries += tomllib.loads(block)["mcp_servers"].items()
+        for block in blocks(document, "sh"):
+            for line in block.splitlines():
+                if line.startswith("claude mcp add "):
+                    name, command, *args = line.split()[3:4] + line.split(" -- ")[1].split()
+                    entries.append((name, {"command": command, "args": args}))
+    return entries
+
+
+def test_every_server_entry_shown_is_a_valid_command_line() -> None:
+    entries = _server_entries()
+    assert len(entries) == 6
+    for name, entry in entries:
+        assert (name, entry["command"]) == ("agentbus", "agentbus")
+        assert parse(bus.USAGE, entry["args"])["mcp"] is True
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_shown_is_one_that_exists(document: Path) -> None:
+    usages = {"agentbus": bus.USAGE, "agentbus-admin": admin.USAGE}
+    for block in blocks(document, "sh"):
+        for line in block.splitlines():
+            program, *arguments = line.split("#")[0].split() or [""]
+            if program in usages:
+                parse(usages[program], arguments)

@@ -1,0 +1,71 @@
+"""Both command lines on one bus whose daemon is not started: the first adapter has to do that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bus_fixture import ANSWER_WITHIN_S, ThrowAwayBus
+from tests.harness.command_lines import Adapter, ClaudeCode, Codex
+from tests.harness.fake_anthropic import FakeAnthropic
+from tests.harness.fake_openai import FakeOpenAI
+from tests.harness.network import loopback_only
+from tests.harness.processes import wait_no_adapter
+
+_POLL_S = 0.02
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _network() -> Iterator[None]:
+    with loopback_only() as isolated:
+        print(f"network: {'loopback only' if isolated else 'not isolated here'}")
+        yield
+
+
+@pytest.fixture
+def bus() -> Iterator[ThrowAwayBus]:
+    """Folders and a configuration; what runs on them at the end is stopped."""
+    bus = ThrowAwayBus()
+    try:
+        yield bus
+        wait_no_adapter(bus)
+    finally:
+        _stop(bus)
+        print(_logs(bus.data_directory))  # shown when the test failed
+        bus.close()
+
+
+@pytest.fixture
+def claude(bus: ThrowAwayBus, short_folder: Path) -> Iterator[ClaudeCode]:
+    """Claude Code as the agent Sam."""
+    with FakeAnthropic() as model:
+        claude = ClaudeCode(model, short_folder, Adapter(bus, "Sam"))
+        yield claude
+        claude.close()
+
+
+@pytest.fixture
+def codex(bus: ThrowAwayBus, short_folder: Path) -> Iterator[Codex]:
+    """Codex as the agent Kim."""
+    with FakeOpenAI() as model:
+        codex = Codex(model, short_folder, Adapter(bus, "Kim"))
+        yield codex
+        codex.close()
+
+
+def _stop(bus: ThrowAwayBus) -> None:
+    if bus.state() is None:
+        return
+    bus.client().request("stop", {}, ANSWER_WITHIN_S)
+    deadline_s = time.monotonic() + ANSWER_WITHIN_S
+    while bus.state() is not None:
+        assert time.monotonic() < deadline_s, "the daemon did not stop"
+        time.sleep(_POLL_S)
+
+
+def _logs(folder: Path) -> str:
+    files = sorted(folder.rglob("*.log*"))
+    return "\n".join(f"{file}:\n{file.read_text(errors='replace')[-4000:]}" for file in files)

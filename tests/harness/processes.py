@@ -1,0 +1,52 @@
+"""Which adapters of a bus are running, as the operating system sees it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from tests.bus_fixture import ThrowAwayBus
+
+_POLL_S = 0.02
+
+ADAPTER_GONE_WITHIN_S = 4.0
+"""An adapter has to end within 2 s after its client is gone; the rest is for a busy machine."""
+
+
+def adapters(bus: ThrowAwayBus) -> dict[int, str]:
+    """Process ids and command lines of what was started as `agentbus mcp` for this bus."""
+    config_path = str(bus.config_path)
+    return {
+        pid: command
+        for pid, command in _commands()
+        if config_path in command.split() and "mcp" in command.split()
+    }
+
+
+def wait_no_adapter(bus: ThrowAwayBus, within_s: float = ADAPTER_GONE_WITHIN_S) -> None:
+    deadline_s = time.monotonic() + within_s
+    while running := adapters(bus):
+        assert time.monotonic() < deadline_s, f"still there after {within_s:g} s: {running}"
+        time.sleep(_POLL_S)
+
+
+def _commands() -> list[tuple[int, str]]:
+    if Path("/proc/self/cmdline").exists():
+        return [
+            (int(folder.name), command.replace("\0", " "))
+            for folder in Path("/proc").iterdir()
+            if folder.name.isdigit() and (command := _command_line(folder))
+        ]
+    listed = subprocess.run(
+        ["ps", "-axo", "pid=,command="], capture_output=True, text=True, check=True
+    )
+    lines = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
+    return [(int(pid), command) for pid, command in lines]
+
+
+def _command_line(folder: Path) -> str:
+    try:
+        return (folder / "cmdline").read_text(errors="replace")  # empty for a zombie
+    except OSError:  # ended meanwhile
+        return ""

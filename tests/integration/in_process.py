@@ -1,0 +1,84 @@
+"""A whole bus inside the test's process, so that the test owns its clock."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from actors.system import System
+from agentbus.config import load_config
+from agentbus.encoding import encode
+from agentbus.ids import new_id
+from agentbus.limits import MIB, PROTOCOL_VERSION
+from agentbus.protocol.jsonrpc import Notification
+from agentbus.transport.client import Client
+from agentbus.transport.singleton import DaemonLock, RuntimePaths, prepare_directory
+from tests.bus_fixture import ANSWER_WITHIN_S, BusSession
+from tests.clock import FakeClock
+from tests.eventually import eventually
+
+
+class InProcessBus:
+    """A running `System` with a clock that stands still until `clock.advance`."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        config_path = folder / "config.json"
+        config_path.write_bytes(encode({"data_directory": str(folder / "data"), **settings}))
+        self.config = load_config(config_path)
+        self.config.data_directory.mkdir()
+        self.clock = FakeClock()
+        self.paths = RuntimePaths(folder / "run")
+        prepare_directory(self.paths, folder.stat().st_uid)
+        self._lock = DaemonLock(self.paths.lock)
+        assert self._lock.acquire()
+        self._clients: list[Client] = []
+        self.system = System(self.config, self.paths, self._lock, self.clock)
+        self.system.start()
+        eventually(lambda: self.heartbeat() == "ready", 30.0, what="ready")
+
+    def heartbeat(self) -> str:
+        with Client.connect(self.paths.socket, 5.0) as client:
+            return str(client.request("heartbeat", {}, 5.0)["state"])
+
+    def attach(self, agent: str = "Sam", conversation: str | None = None) -> BusSession:
+        """A conversation on a connection of its own; the same conversation again resumes it."""
+        notifications: list[Notification] = []
+        client = Client.connect(self.paths.socket, ANSWER_WITHIN_S, notifications.append)
+        self._clients.append(client)
+        hello = {"protocol": PROTOCOL_VERSION, "version": "0", "pid": 1}
+        client.request("hello", hello, ANSWER_WITHIN_S)
+        frame = {
+            "agent": agent,
+            "application": "test",
+            "conversation": conversation or new_id(),
+            "identity_source": "argument",
+            "window_messages": 256,
+            "window_bytes": 4 * MIB,
+        }
+        facts = client.request("attach", frame, ANSWER_WITHIN_S)
+        return BusSession(client, facts, notifications)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        clean = self.system.stop()
+        self._lock.release()
+        assert clean, "something was still busy after the grace"
+
+
+@contextmanager
+def in_process_bus(**settings: Any) -> Iterator[InProcessBus]:
+    """In folders of its own, with paths that are short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
+    try:
+        bus = InProcessBus(folder, **settings)
+        try:
+            yield bus
+        finally:
+            bus.close()
+    finally:
+        shutil.rmtree(folder)

