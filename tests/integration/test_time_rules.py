@@ -231,7 +231,7 @@ def test_gap_and_survivors_come_in_one_delivery() -> None:
         delivery = slow.wait_for("deliver")["delivery"]
         assert delivery["gaps"] == [[1, 5, "age"]]
         assert delivery["oldest_retained"] == 6
-        assert [record["content"] for record in delivery["records"]] == ["survivor"]
+        assert [record["content"] for _, record in delivery["records"]] == ["survivor"]
         assert delivery["through"] == 6
 
 
