@@ -44,6 +44,10 @@ SWITCH_INTERVAL_SECONDS = 0.001
 """Python's own 5 ms would be the daemon's tail latency: it is what a waiting thread pays for each
 step while another one computes."""
 
+SIGNAL_LOOK_SECONDS = 0.5
+"""A signal that comes just before the main thread begins to wait does not end that wait; its
+handler runs when the wait is over."""
+
 _log = logging.getLogger("actors.daemon")
 
 
@@ -70,11 +74,10 @@ def _run(config: Config, *, foreground: bool) -> int:
             return _refuse(
                 f"{problem}; stop it, or choose another data_directory", EXIT_CONFIGURATION
             )
-        _make_folder(config.data_directory / "logs")
-        setup_logging(
-            None if foreground else config.data_directory / "logs" / "daemon.log",
-            config.log_level,
-        )
+        log_path = None if foreground else config.data_directory / "logs" / "daemon.log"
+        if log_path is not None:
+            _make_folder(log_path.parent)
+        setup_logging(log_path, config.log_level)
         return _serve(config, paths, lock, foreground=foreground)
     finally:
         data_lock.release()
@@ -101,7 +104,7 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
     if not foreground:
         _let_go_of_stderr()
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
-    while not system.wait(3600.0):
+    while not system.wait(SIGNAL_LOOK_SECONDS):
         pass
     clean = system.stop()
     if not clean:

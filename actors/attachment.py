@@ -372,6 +372,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
 
     def _pull_asked(self, pull: Pull, reply_to: Reply) -> None:
         self._require_ready()
+        self._pull_ended(pull.number)  # of a client that uses a number again, as if cancelled
         due = None
         if pull.wait_ms:
             due = self._neighbours.timer.deliver_after(

@@ -159,10 +159,12 @@ class Feeds:
         return self._read(feed, after, fits, include_own)
 
     def answered(self, deliveries: Iterable[Delivery]) -> None:
-        """These went out as the answer to a pull."""
+        """These went out as the answer to a pull. A position that only the client names counts
+        for nothing: what was read behind it does."""
         for delivery in deliveries:
-            feed = self._feeds[delivery.subscription]
-            feed.sent = max(feed.sent, delivery.through)
+            if delivery.through > delivery.after:
+                feed = self._feeds[delivery.subscription]
+                feed.sent = max(feed.sent, delivery.through)
 
     def _read(self, feed: Feed, after: Sequence, fits: _Fits, include_own: bool) -> Delivery:
         records: list[tuple[Sequence, bytes]] = []

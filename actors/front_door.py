@@ -50,11 +50,11 @@ from agentbus.protocol.session import (
     Hello,
     parse_attach,
     parse_cancel_pull,
-    parse_compare_memories,
     parse_credit,
     parse_detach,
     parse_handoff,
     parse_hello,
+    parse_memories,
     parse_pull,
     parse_used,
 )
@@ -117,7 +117,7 @@ class FrontDoor:
             report = parse_handoff(params)
             self._route(report.attachment, connection).address.tell(HandoffReported(report, reply))
         elif method == "memories":
-            asked = parse_compare_memories(params)
+            asked = parse_memories(params)
             route = self._route(asked.attachment, connection)
             route.address.tell(CompareHeldMemories(asked.held, reply))
         elif method == "hello":

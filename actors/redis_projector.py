@@ -36,9 +36,18 @@ from actors.projections import ContentFact, memories, memory_changes, messages, 
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence, SessionId
 from agentbus.projection.connection import Client
-from agentbus.projection.errors import ProjectionError, RedisUnusableError
+from agentbus.projection.errors import ProjectionError, ProjectionFullError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
-from agentbus.projection.rebuild import Rebuild, Replay, UpToDate, clear, needs, rebuild, replay
+from agentbus.projection.rebuild import (
+    Rebuild,
+    Replay,
+    UpToDate,
+    check_filled,
+    clear,
+    needs,
+    rebuild,
+    replay,
+)
 from agentbus.projection.search import ensure_index
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
@@ -192,6 +201,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             return
         try:
             self._server.ping()
+            check_filled(self._client, self._bus_id)
         except ProjectionError as error:
             self._lose(error.message)
 
@@ -209,7 +219,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._ledger, self._epoch = order.ledger, order.epoch
         try:
             self._make_usable()
-            self._fill(order)
+            self._fill_whatever_it_takes(order)
         except ProjectionError as error:
             self._supervisor.tell(CatchUpFailed(order.epoch, error.message))
             return
@@ -247,6 +257,14 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     def _connect(self) -> None:
         self._client = self._server.connect()
         self._writer = StreamWriter(self._client, search=self._info.search)
+
+    def _fill_whatever_it_takes(self, order: CatchUp) -> None:
+        try:
+            self._fill(order)
+        except ProjectionFullError as error:
+            _log.error("beyond redis_budget_mib from now on: %s", error.message)
+            self._server.lift_backstop()
+            self._fill(order)
 
     def _fill(self, order: CatchUp) -> None:
         removed = {row.channel_id: row.removed_through for row in self._store.channels()}

@@ -36,6 +36,9 @@ ADAPTER_RETRY_SECONDS = 30.0
 """How long an adapter retries an operation by itself, always with the same operation id."""
 
 IN_FLIGHT_PER_ATTACHMENT = 32
+REPORTS_IN_FLIGHT_PER_ATTACHMENT = 4 * HANDOFF_FLUSH_REPORTS
+"""Handoff reports wait for their group commit, so they are counted apart from other requests."""
+
 IN_FLIGHT_BYTES = 64 * MIB
 """Of requests being worked on in the whole daemon; beyond either bound: `overloaded`."""
 

@@ -4,7 +4,8 @@ Owns the queues of the attachment's subscriptions (subscription.py), the batches
 the credit to give back, the numbers of the handoff reports and the expiry notices. Never does I/O
 and never waits: link.py moves what this module decides. Used in the thread of the event loop only.
 
-    attached / new_epoch / subscribed / left / expire / accept / supersede  what the daemon says
+    attached / new_epoch / subscribed / left / expire                     what the daemon says
+    accept / supersede
     take -> Batch, settle(batch, ...), replay() -> Batch                  what results do
     credit_due(), report_due(), committed(report), failed(report)         what the daemon is told
     arrival(), confirms(arrival)                                          what a later call proves

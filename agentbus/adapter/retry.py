@@ -62,10 +62,10 @@ class Retry:
             )
 
     def outcome(self, error: BusError, method: str, args: dict[str, Any]) -> BusError:
-        """What to tell at last: of a mutation that may have been done, that nobody knows."""
+        """What to tell at last: of a mutation that may have been done, that this is unknown."""
         if method not in MUTATIONS or not self.uncertain or error.code not in _RETRIED:
             return error
         return UnknownOutcomeError(
-            f"{method}: whether it was accepted is not known ({error.message}); repeat the call "
-            f"with operation_id {args['operation_id']!r}, it then has one effect at most"
+            f"{method}: whether it was accepted is not known ({error.message}); repeat the "
+            f"call with operation_id {args['operation_id']!r}, it then has one effect at most"
         )

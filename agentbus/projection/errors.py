@@ -12,6 +12,8 @@ import redis
 
 from agentbus.errors import UnavailableError
 
+EMPTIED = "Redis was emptied by somebody else; the bus fills it again"
+
 
 class ProjectionError(UnavailableError):
     """Redis failed, hung or answered nonsense; the projection has to be recovered."""
@@ -38,7 +40,8 @@ def redis_errors(doing: str) -> Iterator[None]:
         ) from None
     except redis.OutOfMemoryError:
         raise ProjectionFullError(
-            f"Redis has no memory left to {doing}; raise redis_budget_mib or let cleanup run"
+            f"Redis has no memory left to {doing}; raise redis_budget_mib and restart, or "
+            "keep less (message_retention_hours)"
         ) from None
     except redis.RedisError as error:
         raise ProjectionError(

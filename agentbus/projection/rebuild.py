@@ -15,7 +15,7 @@ from typing import TypeAlias
 from agentbus.ids import BusId, ChannelId, Sequence
 from agentbus.projection import keys
 from agentbus.projection.connection import CLEAR_TIMEOUT_SECONDS, Client, connect, execute
-from agentbus.projection.errors import redis_errors
+from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
 from agentbus.projection.streams import Projection, StreamEntry, StreamWriter
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -66,6 +66,14 @@ def needs(
     if sequence < replay_from:
         return Rebuild(f"Redis may hold memories whose end was purged ({sequence} < {replay_from})")
     return UpToDate() if sequence == last_sequence else Replay(after=sequence)
+
+
+def check_filled(client: Client, bus_id: BusId) -> None:
+    """Raises ProjectionError when this Redis is not, or no longer, the projection of `bus_id`."""
+    with redis_errors("read its marker"):
+        found = execute(client, "HGET", keys.MARKER, keys.MARKER_BUS_ID)
+    if found != bus_id.encode():
+        raise ProjectionError(EMPTIED)
 
 
 def clear(client: Client) -> None:

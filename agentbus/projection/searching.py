@@ -29,6 +29,9 @@ WINDOW_GROWTH = 8
 """Sequences looked at first, and how much more each further time: the module sorts all that match
 before it cuts, so a common word in everything would cost a hundred times what is wanted of it."""
 
+CANDIDATES_AT_ONCE = 500
+"""Where the terms come with the answer and most of them may turn out not to match."""
+
 _TIMED_OUT = "Timeout limit was reached"
 
 
@@ -56,22 +59,22 @@ class RedisSearch:
         while len(found) < count and below > 0:
             above = below - 1 - window if window < below - 1 else None
             text = f"{conditions} @sequence:[{'-inf' if above is None else f'({above}'} ({below}]"
-            wanted = count - len(found)
+            at_once = CANDIDATES_AT_ONCE if doubtful else count - len(found)
             with self._my_turn(deadline_s):
-                candidates = self._ask(text, wanted, bool(doubtful), deadline_s)
+                candidates = self._ask(text, at_once, bool(doubtful), deadline_s)
             found += [
                 candidate.sequence
                 for candidate in candidates
                 if all(_stands_in(phrase, candidate) for phrase in doubtful)
             ]
-            if len(candidates) == wanted:
+            if len(candidates) == at_once:
                 below = candidates[-1].sequence
             elif above is None:
                 break
             else:
                 below = Sequence(above + 1)
                 window *= WINDOW_GROWTH
-        return found
+        return found[:count]
 
     @contextmanager
     def _my_turn(self, deadline_s: float) -> Iterator[None]:
@@ -122,17 +125,16 @@ def _candidate(fields: dict[bytes, bytes]) -> _Candidate:
 
 
 def _is_doubtful(phrase: Phrase) -> bool:
-    """Whether Redis may find the phrase where it is not.
+    """Whether what Redis finds for the phrase still has to be looked at.
 
-    To the module a word also stands next to itself: `1:1` would match every text with a `1`, and
-    `foo.fo*` every one with `foo`.
+    To the module a word also stands next to itself: `1:1` would match every text with a `1`. And
+    for a beginning it remembers the place of one word only, so `foo.ba*` is asked for as `foo` and
+    `ba*`, wherever they are.
     """
-    return any(_repeats(terms, phrase.prefix) for terms in (phrase.parts, phrase.whole))
-
-
-def _repeats(terms: tuple[str, ...], prefix: bool) -> bool:
-    return any(one == next_one for one, next_one in pairwise(terms)) or (
-        prefix and len(terms) > 1 and terms[-2].startswith(terms[-1])
+    return any(
+        (phrase.prefix and len(terms) > 1)
+        or any(one == next_one for one, next_one in pairwise(terms))
+        for terms in (phrase.parts, phrase.whole)
     )
 
 
@@ -165,12 +167,12 @@ def _marked(whole: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _in_a_row(field: str, terms: tuple[str, ...], prefix: bool) -> str:
-    joined = " ".join(terms)
     if not prefix:
-        return f'@{field}:"{joined}"'
+        return f'@{field}:"{" ".join(terms)}"'
+    beginning = f"@{field}:{terms[-1]}*"
     if len(terms) == 1:
-        return f"@{field}:{joined}*"
-    return f"(@{field}:({joined}*) => {{$slop: 0; $inorder: true}})"
+        return beginning
+    return f'(@{field}:"{" ".join(terms[:-1])}" {beginning})'
 
 
 def _filter(wanted: Filter) -> str:

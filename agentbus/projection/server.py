@@ -95,6 +95,15 @@ class RedisServer:
         with closing(self.connect()) as client, redis_errors("answer a ping"):
             client.ping()
 
+    def lift_backstop(self) -> None:
+        """Let our instance take more memory than was meant for it, until it ends.
+
+        What was accepted has to be projected: a backstop that stays shut would end the bus for good
+        instead of one send.
+        """
+        with closing(self.connect()) as client, redis_errors("take more memory"):
+            client.config_set("maxmemory", 0)
+
     def connect(self) -> Client:
         """A client for the calling thread."""
         return connect(self._settings.socket_path, self._settings.command_s)

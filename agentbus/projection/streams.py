@@ -20,7 +20,7 @@ import redis
 from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, Command, execute, execute_many
-from agentbus.projection.errors import redis_errors
+from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
 from agentbus.projection.search import hash_fields
 from agentbus.rules.documents import SearchDocument
 
@@ -239,7 +239,11 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Reads from a cursor on. Never changes anything."""
+    """Reads from a cursor on. Never changes anything.
+
+    Only from a Redis that is marked as filled: of one that somebody emptied, every cursor would see
+    a stream that simply has no more, and pass over what is missing.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -285,7 +289,9 @@ class StreamReader:
         ]
         # After the ranges, so that no removal between the two goes unnoticed.
         commands.append(("HMGET", keys.REMOVED, *channel_ids))
-        *ranges, marks = self._ask(commands)
+        commands.append(("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID))
+        *ranges, marks, is_marked = self._ask(commands)
+        _require(is_marked)
         memories = self._memories(ranges)
         slices = []
         for (channel_id, after), found, mark in zip(cursors, ranges, marks, strict=True):
@@ -303,7 +309,8 @@ class StreamReader:
     def _memories(self, ranges: list[Any]) -> dict[bytes, bytes]:
         """Live envelopes of the memories in these ranges, by id.
 
-        Read after the ranges, so it is the newest that is projected; a deleted one is missing.
+        Read after the ranges, so it is the newest that is projected; a deleted one is missing, and
+        so would all be of a Redis that was emptied meanwhile.
         """
         ids = [
             fields[1] for found in ranges for _, fields in found if fields[0] == keys.ENTRY_MEMORY
@@ -311,7 +318,10 @@ class StreamReader:
         if not ids:
             return {}
         names = [keys.memory(MessageId(memory_id.decode())) for memory_id in ids]
-        [envelopes] = self._ask([("MGET", *names)])
+        envelopes, is_marked = self._ask(
+            [("MGET", *names), ("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID)]
+        )
+        _require(is_marked)
         return {
             memory_id: envelope
             for memory_id, envelope in zip(ids, envelopes, strict=True)
@@ -325,6 +335,12 @@ class StreamReader:
                 if isinstance(reply, redis.RedisError):
                     raise reply
         return replies
+
+
+def _require(is_marked: int) -> None:
+    """What has no marker is empty or half filled: missing says nothing there."""
+    if not is_marked:
+        raise ProjectionError(EMPTIED)
 
 
 def _entry(

@@ -397,7 +397,7 @@ def parse_pull(params: Any) -> Pull:
     )
 
 
-def parse_compare_memories(params: Any) -> CompareMemories:
+def parse_memories(params: Any) -> CompareMemories:
     read = Fields("memories", params, frozenset({"attachment", "held"}))
     return CompareMemories(read.attachment(), read.held_memories("held"))
 

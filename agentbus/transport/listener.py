@@ -42,6 +42,7 @@ from agentbus.transport.reply import InFlight, Reply
 _log = logging.getLogger(__name__)
 
 HEARTBEAT: Final = "heartbeat"
+HANDOFF: Final = "handoff"
 READ_BYTES: Final = 64 * limits.KIB
 LINGER_S: Final = limits.SHUTDOWN_GRACE_SECONDS
 """How long a connection that is to be closed may take to read its last frames."""
@@ -86,11 +87,17 @@ class TransportStatistics:
 def _attachment_key(params: dict[str, Any]) -> Hashable:
     """What in-flight is counted by: the `[session_id, generation]` that every frame of an
     attachment names. Everything else of a connection is counted together; the daemon's operations
-    judge whether the value is right."""
+    judge whether the value is right. Reports are counted apart, in `_reports_key`."""
     match params.get("attachment"):
         case [str() as session_id, int() as generation]:
             return (session_id, generation)
     return None
+
+
+def _reports_key(params: dict[str, Any]) -> Hashable:
+    """A report is answered after the next group commit; a client that takes a backlog quickly has
+    many of them under way, and must be able to ask for more meanwhile."""
+    return (HANDOFF, _attachment_key(params))
 
 
 class Listener:
@@ -306,8 +313,11 @@ class Listener:
 
     def _request(self, connection: Connection, request: Request, frame_bytes: int) -> None:
         self._requests += 1
-        attachment = _attachment_key(request.params)
-        reply = self._in_flight.admit(connection, request.id, attachment, frame_bytes)
+        if request.method == HANDOFF:
+            key, at_most = _reports_key(request.params), limits.REPORTS_IN_FLIGHT_PER_ATTACHMENT
+        else:
+            key, at_most = _attachment_key(request.params), limits.IN_FLIGHT_PER_ATTACHMENT
+        reply = self._in_flight.admit(connection, request.id, key, frame_bytes, at_most)
         if reply is None:
             self._overloaded += 1
             overloaded = OverloadedError(

@@ -101,10 +101,8 @@ class InFlight:
     def __init__(
         self,
         *,
-        requests_per_attachment: int = limits.IN_FLIGHT_PER_ATTACHMENT,
         total_bytes: int = limits.IN_FLIGHT_BYTES,
     ) -> None:
-        self._requests_per_attachment = requests_per_attachment
         self._total_bytes = total_bytes
         self._lock = threading.Lock()
         self._shares: dict[Connection, _Share] = {}
@@ -116,7 +114,12 @@ class InFlight:
         return self._charged_bytes
 
     def admit(
-        self, connection: Connection, request_id: RequestId, attachment: Hashable, frame_bytes: int
+        self,
+        connection: Connection,
+        request_id: RequestId,
+        attachment: Hashable,
+        frame_bytes: int,
+        at_most: int = limits.IN_FLIGHT_PER_ATTACHMENT,
     ) -> Reply | None:
         """The reply to settle, or None when a bound is reached and `overloaded` is the answer."""
         charged_bytes = frame_bytes + REQUEST_OVERHEAD_BYTES
@@ -125,7 +128,7 @@ class InFlight:
             if share is None:
                 share = self._shares[connection] = _Share({})
             count = share.by_attachment.get(attachment, 0)
-            if count >= self._requests_per_attachment:
+            if count >= at_most:
                 return None
             if self._charged_bytes + charged_bytes > self._total_bytes:
                 return None

@@ -19,6 +19,7 @@ from actors.channel import ChannelDirectory
 from actors.messages import (
     AttachmentMessage,
     CallSeen,
+    ChannelMessage,
     CreditGranted,
     HandoffReported,
     NoticePosted,
@@ -119,6 +120,7 @@ class Stage:
         self.redis = redis
         self.clock = bus.clock
         self.writer = StreamWriter(redis.client, search=redis.info.search)
+        self.writer.mark(bus.store.bus_id, Sequence(0))
         self.ada = bus.attach("Ada", "other")
         self.ledger, self.projector, self.registrar = Probe(), Probe(), Probe()
         self.timer = Timer(self.clock)
@@ -301,10 +303,11 @@ class Stage:
             if isinstance(fact, ContentFact):
                 projection = projection_of(fact, search=self.redis.info.search)
                 self.writer.project([projection], fact.sequence)
-                new = isinstance(fact, MessageAppended)
-                told = (
-                    Projected(fact.sequence, fact.sender.session_id) if new else NoticePosted(fact)
-                )
+                told: ChannelMessage
+                if isinstance(fact, MessageAppended):
+                    told = Projected(fact.sequence, fact.sender.session_id)
+                else:
+                    told = NoticePosted(fact)
                 self.channels.address(fact.channel_id).tell(told)
             elif isinstance(fact, MessagesRemoved):
                 self.writer.remove(fact.channel_id, fact.through, fact.sequences)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from actors.base import FutureReply
 from actors.messages import (
     DirectoryAsked,
+    PullAsked,
     RateRefunded,
     ReadinessChanged,
     Request,
@@ -27,6 +29,7 @@ from agentbus.errors import (
 from agentbus.ids import RecoveryEpoch, Sequence
 from agentbus.limits import MIB
 from agentbus.protocol.operations import WhoAmI
+from agentbus.protocol.session import Pull
 from agentbus.store.changes import SendMessage
 from tests.actors.stage import Stage, stage_on
 from tests.eventually import eventually
@@ -215,6 +218,27 @@ def test_a_cancelled_pull_is_answered_once(stage: Stage) -> None:
     stage.clock.advance(6)
     stage.settle()
     assert stage.timer.statistics().pending == 0
+
+
+def test_a_pull_whose_number_is_used_again_is_answered_as_if_cancelled(stage: Stage) -> None:
+    stage.attach()
+    replies = [FutureReply(), FutureReply()]
+    for reply in replies:
+        pull = Pull(stage.attachment, 7, {stage.general: Sequence(0)}, 100, MIB, wait_ms=5000)
+        stage.tell(PullAsked(pull, reply))
+    assert replies[0].get(2.0)["deliveries"] == []
+    stage.say("a")
+    assert records(replies[1].get(2.0)) == [1]
+
+
+def test_a_position_that_only_a_pull_names_moves_neither_pushes_nor_cursors(stage: Stage) -> None:
+    stage.attach()
+    beyond = 2**63 - 1
+    assert records(stage.pull(beyond).get(2.0)) == []
+    stage.report(1, {stage.general: beyond})
+    assert stage.flush().handed_off == {}
+    stage.say("a")
+    assert stage.pushed() == [1]
 
 
 def test_a_pull_of_a_subscription_that_is_gone_answers_nothing(stage: Stage) -> None:

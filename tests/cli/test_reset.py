@@ -92,6 +92,17 @@ def test_reset_of_another_configuration_than_the_running_one_is_refused(
     assert running_bus.state() == "ready"
 
 
+def test_reset_of_a_damaged_database_says_what_to_do(stopped_bus: ThrowAwayBus) -> None:
+    stopped_bus.data_directory.mkdir()
+    database = stopped_bus.data_directory / DATABASE_NAME
+    database.write_text("this is not SQLite")
+    refused = agentbus(stopped_bus, "reset", "--yes", *_config(stopped_bus))
+    assert refused.returncode == EXIT_FAILURE
+    assert refused.stderr.startswith(f"agentbus: {database}: damaged")
+    assert refused.stderr.count("\n") == 1
+    assert database.read_text() == "this is not SQLite"
+
+
 def test_reset_never_touches_a_database_that_is_in_use(stopped_bus: ThrowAwayBus) -> None:
     _fill(stopped_bus)
     prepare_directory(stopped_bus.runtime, stopped_bus.directory.stat().st_uid)

@@ -66,7 +66,7 @@ def test_without_search_auto_works_and_says_so(closing_bus: Any, tmp_path: Path)
     bus.start()
     sam, ada = bus.attach(), bus.attach("Ada")
     ada.call("send", channel="general", content="x")
-    assert sam.wait_for("deliver")["delivery"]["records"][0]["content"] == "x"
+    assert sam.wait_for("deliver")["delivery"]["records"][0][1]["content"] == "x"
     with bus.client() as client:
         redis = client.request("status", {}, 5.0)["redis"]
     assert redis["search_engine"] != "redis"
@@ -159,7 +159,7 @@ class Load:
         while not got or max(got) < self.sent[-1]:
             params = reader.wait_for("deliver")
             records = params["delivery"]["records"]
-            got += [record["sequence"] for record in records]
+            got += [position for position, _ in records]
             reader.notify("credit", messages=len(records), bytes=2000 * len(records))
         return got
 
@@ -199,6 +199,41 @@ def notice(session: BusSession) -> None:
     """Have something projected, so that the daemon finds out now; it may know already."""
     with suppress(UnavailableError):
         session.call("send", channel="general", content="its projection fails")
+
+
+def test_a_redis_that_somebody_empties_is_filled_again_and_nothing_is_passed_over(
+    throw_away_bus: ThrowAwayBus,
+) -> None:
+    bus = throw_away_bus
+    sender, reader = bus.attach("Sender"), bus.attach("Reader", window_messages=1)
+    subscription = reader.facts["subscriptions"][0]["subscription"]
+    sent = [sender.call("send", channel="general", content="before")["sequence"] for _ in range(5)]
+    reader.wait_for("deliver")  # the others wait for room in the window
+    with closing(connect(bus.runtime.redis_socket)) as client:
+        client.flushall()
+    sent.append(sender.call("send", channel="general", content="after")["sequence"])
+
+    def pulled() -> list[int]:
+        try:
+            deliveries = reader.pull({subscription: 0})
+        except UnavailableError:
+            return []
+        return [position for delivery in deliveries for position, _ in delivery["records"]]
+
+    assert eventually(pulled) == sent
+
+
+def test_a_full_redis_stops_the_bus_for_a_moment_only(throw_away_bus: ThrowAwayBus) -> None:
+    bus = throw_away_bus
+    sender, reader = bus.attach("Sender"), bus.attach("Reader")
+    with closing(connect(bus.runtime.redis_socket)) as client:
+        client.config_set("maxmemory", 1)
+    first = sender.call("send", channel="general", content="does not fit")["sequence"]
+    assert reader.wait_for("deliver")["delivery"]["through"] == first
+    assert _retry(sender, "fits again", new_id())["sequence"] == first + 1
+    with bus.client() as asking:
+        errors = asking.request("status", {}, 5.0)["errors"]
+    assert any("redis_budget_mib" in error["what"] for error in errors)
 
 
 def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people(

@@ -10,6 +10,7 @@ import pytest
 from agentbus.ids import ChannelId, MessageId, Sequence, SessionId
 from agentbus.limits import MIB
 from agentbus.projection import keys
+from agentbus.projection.errors import ProjectionError
 from agentbus.projection.search import ensure_index
 from agentbus.projection.streams import (
     READ_ENTRIES,
@@ -21,7 +22,7 @@ from agentbus.projection.streams import (
 )
 from agentbus.rules.documents import SearchDocument, document_of
 from tests.projection.test_search import by_word
-from tests.redis_fixture import PrivateRedis, need_search, private_redis
+from tests.redis_fixture import BUS_ID, PrivateRedis, need_search, private_redis
 
 CHANNEL = ChannelId(7)
 START = Sequence(0)
@@ -70,7 +71,9 @@ def removal(position: int) -> MemoryRemoval:
 
 @pytest.fixture
 def writer(redis_server: PrivateRedis) -> StreamWriter:
-    return StreamWriter(redis_server.client, search=False)
+    writer = StreamWriter(redis_server.client, search=False)
+    writer.mark(BUS_ID, START)
+    return writer
 
 
 @pytest.fixture
@@ -115,6 +118,15 @@ def test_a_memory_that_goes_while_it_is_read_is_passed_over(
     found = reader.read(CHANNEL, START, 10, MIB)
     assert [entry.sequence for entry in found.entries] == [1, 2]
     assert (found.through, found.more) == (3, False)
+
+
+def test_a_redis_that_is_emptied_while_it_is_read_has_no_deleted_memories(
+    redis_server: PrivateRedis, writer: StreamWriter, reader: StreamReader
+) -> None:
+    writer.project([creation(1)], Sequence(1))
+    redis_server.client.delete(keys.MARKER, keys.memory(memory_id(1)))
+    with pytest.raises(ProjectionError):
+        reader.read(CHANNEL, START, 10, MIB)
 
 
 def test_many_memories_are_read_in_pages_whatever_is_missing(

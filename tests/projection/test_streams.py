@@ -16,7 +16,7 @@ from agentbus.projection import keys
 from agentbus.projection.connection import dataset_bytes
 from agentbus.projection.errors import ProjectionError, ProjectionFullError
 from agentbus.projection.streams import READ_ENTRIES, StreamEntry, StreamReader, StreamWriter
-from tests.redis_fixture import PrivateRedis, private_redis
+from tests.redis_fixture import BUS_ID, PrivateRedis, private_redis
 
 CHANNEL = ChannelId(7)
 OTHER = ChannelId(8)
@@ -46,7 +46,8 @@ def writer(redis_server: PrivateRedis) -> StreamWriter:
 
 
 @pytest.fixture
-def reader(redis_server: PrivateRedis) -> Iterator[StreamReader]:
+def reader(redis_server: PrivateRedis, writer: StreamWriter) -> Iterator[StreamReader]:
+    writer.mark(BUS_ID, START)
     with closing(redis_server.server.connect()) as client:
         yield StreamReader(client)
 
@@ -136,14 +137,14 @@ def test_a_dropped_channel_leaves_no_key(redis_server: PrivateRedis, writer: Str
     assert redis_server.client.keys() == [keys.MARKER.encode()]
 
 
-def test_a_full_redis_takes_none_of_a_batch_and_says_so(redis_server: PrivateRedis) -> None:
-    writer = StreamWriter(redis_server.client, search=False)
+def test_a_full_redis_takes_none_of_a_batch_and_says_so(
+    redis_server: PrivateRedis, writer: StreamWriter, reader: StreamReader
+) -> None:
     writer.project(batch(1), Sequence(1))
     redis_server.client.config_set("maxmemory", 1)
     with pytest.raises(ProjectionFullError):
         writer.project(batch(2), Sequence(2))
     redis_server.client.config_set("maxmemory", 0)
-    reader = StreamReader(redis_server.client)
     assert numbers(reader.read(CHANNEL, START, 10, MIB).entries) == [1]
     assert redis_server.client.hget(keys.MARKER, keys.MARKER_SEQUENCE) == b"1"
 
@@ -179,3 +180,13 @@ def test_a_stopped_redis_is_an_error_in_bounded_time() -> None:
             running.server.ping()
         assert time.monotonic() - started_s < 2.0
         assert running.server.alive()
+
+
+def test_a_redis_that_was_emptied_is_not_read_as_if_there_were_no_more(
+    redis_server: PrivateRedis, writer: StreamWriter, reader: StreamReader
+) -> None:
+    writer.project(batch(1, 2), Sequence(2))
+    redis_server.client.flushall()
+    writer.project(batch(3), Sequence(3))
+    with pytest.raises(ProjectionError, match="emptied"):
+        reader.read(CHANNEL, START, 10, MIB)

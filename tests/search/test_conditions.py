@@ -97,6 +97,17 @@ def test_a_beginning_of_a_thousand_words_finds_them_all(messages: Corpus) -> Non
     assert len(messages.find("prefix1*")) == 1 + 10 + 100
 
 
+def test_a_phrase_that_ends_in_a_beginning_is_found_among_many_that_are_none(
+    messages: Corpus,
+) -> None:
+    oldest = messages.send("foo bar")
+    for number in range(1500):
+        messages.send(f"foo then bar{number}")
+    newest = messages.send("foo.barista")
+    assert messages.find("foo.ba*") == [newest, oldest]
+    assert messages.ask(query_of(text="foo.ba*"), NO_END, 1) == [newest]
+
+
 def test_messages_that_are_cleaned_up_are_not_found(messages: Corpus) -> None:
     old = [messages.send(f"old word {number}") for number in range(3)]
     messages.bus.clock.advance(messages.bus.config.message_retention_hours * HOUR_S + 1)

@@ -30,8 +30,8 @@ def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> None:
 
 
 class Recorder:
-    """Handler of the tests. Methods: `echo` answers its params, `hold` keeps the reply for the
-    test, `missing` raises a BusError, `crash` an unforeseen one; others do not exist."""
+    """Handler of the tests. Methods: `echo` answers its params, `hold` and `handoff` keep the reply
+    for the test, `missing` raises a BusError, `crash` an unforeseen one; others do not exist."""
 
     def __init__(self) -> None:
         self.connections: queue.Queue[Connection] = queue.Queue()
@@ -49,7 +49,7 @@ class Recorder:
         match request.method:
             case "echo":
                 reply.set(request.params)
-            case "hold":
+            case "hold" | "handoff":
                 self.held.put(reply)
             case "missing":
                 raise NotFoundError("no such thing")

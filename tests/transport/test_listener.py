@@ -226,6 +226,18 @@ def test_more_than_32_requests_of_an_attachment_are_overloaded(
     assert client.frame()["id"] == "again"
 
 
+def test_reports_that_wait_for_their_commit_do_not_keep_requests_out(
+    server: Server, client: RawClient
+) -> None:
+    for report in range(limits.REPORTS_IN_FLIGHT_PER_ATTACHMENT + 1):
+        client.call(report, "handoff", attachment=["s", 1])
+    answer = client.frame()
+    assert answer["id"] == limits.REPORTS_IN_FLIGHT_PER_ATTACHMENT
+    assert answer["error"]["data"]["code"] == "overloaded"
+    client.call("pull", "echo", attachment=["s", 1])
+    assert client.frame()["id"] == "pull"
+
+
 @pytest.mark.parametrize("attachment", [None, 5, "s", [], [[], {}], {"a": 1}])
 def test_odd_attachment_values_are_counted_together(client: RawClient, attachment: Any) -> None:
     client.call(1, "echo", attachment=attachment)

@@ -85,6 +85,7 @@ def _data_directory(daemon: Daemon, asked_path: Path | None) -> object:
 
 def _reset_here(config: Config) -> dict[str, Any]:
     from agentbus.clock import SystemClock
+    from agentbus.store.connection import DatabaseUnusable
     from agentbus.store.reset import reset_database
 
     paths = runtime_paths()
@@ -105,6 +106,8 @@ def _reset_here(config: Config) -> dict[str, Any]:
             config.sqlite_synchronous,
             SystemClock().wall_us(),
         )
+    except DatabaseUnusable as error:
+        raise UnavailableError(str(error)) from None
     finally:
         for lock in reversed(held):
             lock.release()
