@@ -36,7 +36,8 @@ from agentbus.projection.ownership import read_record
 from agentbus.projection.processes import end_group
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client, NotificationCallback
-from agentbus.transport.singleton import RuntimePaths
+from agentbus.transport.singleton import DaemonLock, RuntimePaths
+from tests.eventually import eventually
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -305,6 +306,15 @@ class ThrowAwayBus:
         if error is not None:
             error.add_note(f"log of the daemon:\n{self.log()[-4000:]}")
         self.close()
+
+
+def stop_daemon(runtime: RuntimePaths, within_s: float = 10.0) -> None:
+    """End a daemon that an adapter or a client has started, if there is one; then it has gone."""
+    if runtime.socket.exists():
+        with Client.connect(runtime.socket, ANSWER_WITHIN_S) as client:
+            client.request("stop", {}, ANSWER_WITHIN_S)
+        lock = DaemonLock(runtime.lock)
+        eventually(lambda: not lock.held_by_another(), within_s, what="end of the daemon")
 
 
 @pytest.fixture

@@ -108,7 +108,8 @@ def find_daemon(patience_s: float = PATIENCE_S) -> Daemon | None:
         if time.monotonic() >= deadline_s:
             pid = holder_pid(paths.lock)
             raise UnavailableError(
-                f"a daemon holds {paths.lock} but does not listen; {_advice(pid)}"
+                f"a daemon holds {paths.lock} but does not listen; it may still be starting or "
+                f"stopping: try again, and {_advice(pid)}"
             )
         time.sleep(_PAUSE_S)
 

@@ -40,7 +40,7 @@ def test_a_pull_that_fails_in_its_second_channel_leaves_no_hole_in_the_first(sta
     stage.redis.client.delete(keys.stream(work))
     stage.clock.advance(READ_RETRY_S)
     stage.grant(1)
-    assert stage.pushed() == [2]
+    assert eventually(stage.pushed) == [2]
     stage.grant(1)
     assert stage.pushed() == [3]
 
@@ -74,7 +74,7 @@ def test_a_push_that_fails_halfway_gives_its_room_in_the_window_back(
     assert stage.pushed() == []
     failing.clear()
     stage.clock.advance(READ_RETRY_S)
-    assert stage.pushed() == list(range(1, 13))
+    assert eventually(stage.pushed) == list(range(1, 13))
 
 
 def test_a_push_stays_below_the_frame_limit_in_a_window_larger_than_a_frame(

@@ -11,7 +11,12 @@ from pathlib import Path
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_NOT_RUNNING, EXIT_OK, EXIT_USAGE
 from agentbus.encoding import decode_strict
 from agentbus.projection.finding import find_redis
-from agentbus.transport.singleton import EXIT_ALREADY_RUNNING, DaemonLock, holder_pid
+from agentbus.transport.singleton import (
+    EXIT_ALREADY_RUNNING,
+    DaemonLock,
+    holder_pid,
+    prepare_directory,
+)
 from tests.bus_fixture import ROOT, ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin
 from tests.eventually import eventually
@@ -173,6 +178,22 @@ def test_hanging_daemon_is_named_with_the_way_to_end_it(running_bus: ThrowAwayBu
         os.kill(pid, signal.SIGCONT)
     assert shown.returncode == EXIT_FAILURE
     assert f"kill -9 {pid}" in shown.stderr
+
+
+def test_daemon_that_does_not_listen_is_named_and_may_still_be_starting(
+    stopped_bus: ThrowAwayBus,
+) -> None:
+    prepare_directory(stopped_bus.runtime, os.getuid())
+    lock = DaemonLock(stopped_bus.runtime.lock)
+    assert lock.acquire()
+    try:
+        shown = agentbus(stopped_bus, "status", "--json")
+    finally:
+        lock.release()
+    assert (shown.returncode, shown.stdout) == (EXIT_FAILURE, "")
+    assert "may still be starting" in shown.stderr
+    assert f"process {os.getpid()}" in shown.stderr
+    assert shown.stderr.count("\n") == 1
 
 
 def test_channels_and_sessions_are_listed(running_bus: ThrowAwayBus) -> None:

@@ -14,7 +14,7 @@ from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import new_id
 from agentbus.launch import ensure_daemon
 from agentbus.transport.client import NoAnswerError
-from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.bus_fixture import BusSession, ThrowAwayBus, stop_daemon
 from tests.crash.conversation import Reader, attempt, judge
 from tests.eventually import eventually
 
@@ -259,5 +259,4 @@ def test_20_clients_at_once_start_one_daemon_and_all_attach(bus: ThrowAwayBus) -
         with bus.client() as client:
             assert len(client.request("sessions", {}, 10.0)["sessions"]) == 20
     finally:
-        with bus.client() as client:
-            client.request("stop", {}, 10.0)
+        stop_daemon(bus.runtime)

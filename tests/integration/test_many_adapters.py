@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from agentbus.transport.client import Client
-from agentbus.transport.singleton import RuntimePaths, runtime_directory
+from agentbus.transport.singleton import runtime_directory
 from tests.adapter.adapter_process import AdapterProcess
 from tests.adapter.raw_client import RawClient
-from tests.bus_fixture import ROOT, ThrowAwayBus
+from tests.bus_fixture import ROOT, ThrowAwayBus, stop_daemon
 
 ADAPTERS = 20
 ALL_WITHIN_S = 90.0
@@ -29,18 +28,8 @@ def stopped_bus() -> Iterator[ThrowAwayBus]:
     try:
         yield bus
     finally:
-        _stop(bus.runtime)
+        stop_daemon(bus.runtime)
         bus.close()
-
-
-def _stop(runtime: RuntimePaths) -> None:
-    if runtime.socket.exists():
-        _ask(runtime, "stop")
-
-
-def _ask(runtime: RuntimePaths, method: str) -> Any:
-    with Client.connect(runtime.socket, 5.0) as client:
-        return client.request(method, {}, 10.0)
 
 
 @pytest.mark.timeout(120)
@@ -71,7 +60,8 @@ def test_20_adapters_started_at_once_end_with_one_daemon_and_20_attachments(
             facts.append(adapter.answer("who", ALL_WITHIN_S))
         assert len({one["bus_id"] for one in facts}) == 1
         assert sorted(one["generation"] for one in facts) == list(range(1, ADAPTERS + 1))
-        sessions = _ask(bus.runtime, "sessions")["sessions"]
+        with bus.client() as client:
+            sessions = client.request("sessions", {}, 10.0)["sessions"]
         assert {row["session_id"] for row in sessions} == {one["session_id"] for one in facts}
         assert len(sessions) == ADAPTERS
 
@@ -102,7 +92,7 @@ def test_adapters_with_different_environments_meet_on_one_daemon(short_folder: P
     finally:
         one.close()
         other.close()
-        _stop(runtime_directory(bare, os.getuid()))
+        stop_daemon(runtime_directory(bare, os.getuid()))
 
 
 def _only(environment: dict[str, str], config: Path, agent: str) -> RawClient:

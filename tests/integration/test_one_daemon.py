@@ -12,13 +12,12 @@ import pytest
 from agentbus import __version__
 from agentbus.errors import ConfigMismatchError
 from agentbus.limits import PROTOCOL_VERSION
-from agentbus.transport.client import Client
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
     EXIT_CONFIGURATION,
     runtime_directory,
 )
-from tests.bus_fixture import ROOT, ThrowAwayBus
+from tests.bus_fixture import ROOT, ThrowAwayBus, stop_daemon
 
 
 def run_daemon(bus: ThrowAwayBus, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -134,7 +133,4 @@ def test_two_environments_of_one_user_meet_on_one_daemon(short_folder: Path) -> 
             pids.add(found.stdout.strip())
         assert len(pids) == 1
     finally:
-        paths = runtime_directory(bare, os.getuid())
-        if paths.socket.exists():
-            with Client.connect(paths.socket, 5.0) as client:
-                client.request("stop", {}, 10.0)
+        stop_daemon(runtime_directory(bare, os.getuid()))
