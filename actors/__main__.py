@@ -18,7 +18,7 @@ from pathlib import Path
 from docopt import docopt
 
 from actors.system import System
-from agentbus.config import Config, check_supported, load_config
+from agentbus.config import Config, load_config
 from agentbus.errors import BusError, ForbiddenError
 from agentbus.logs import setup_logging
 from agentbus.store.connection import DatabaseUnusable
@@ -44,6 +44,10 @@ SWITCH_INTERVAL_SECONDS = 0.001
 """Python's own 5 ms would be the daemon's tail latency: it is what a waiting thread pays for each
 step while another one computes."""
 
+SIGNAL_LOOK_SECONDS = 0.5
+"""A signal that comes just before the main thread begins to wait does not end that wait; its
+handler runs when the wait is over."""
+
 _log = logging.getLogger("actors.daemon")
 
 
@@ -52,7 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         path = arguments["--config"]
         config = load_config(Path(path) if path else None)
-        check_supported(config)
         return _run(config, foreground=arguments["--foreground"])
     except (BusError, DatabaseUnusable) as error:
         return _refuse(str(error), EXIT_CONFIGURATION)
@@ -101,7 +104,7 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
     if not foreground:
         _let_go_of_stderr()
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
-    while not system.wait(3600.0):
+    while not system.wait(SIGNAL_LOOK_SECONDS):
         pass
     clean = system.stop()
     if not clean:

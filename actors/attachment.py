@@ -19,6 +19,7 @@ from actors.messages import (
     AttachmentMessage,
     CallSeen,
     CheckRedis,
+    CompareHeldMemories,
     CreditGranted,
     CursorsCommitted,
     Detached,
@@ -27,6 +28,8 @@ from actors.messages import (
     HandoffReported,
     LedgerMessage,
     Link,
+    MutationSettled,
+    NoticePosted,
     ProjectorMessage,
     PullAsked,
     PullCancelled,
@@ -41,12 +44,15 @@ from actors.messages import (
     Wake,
     Watch,
 )
+from actors.notices import compare, notice_of
 from actors.queries import Profile
 from actors.replies import TellReply
+from actors.searching import Searcher
 from actors.timer import Timer, TimerHandle
+from actors.turns import MutationTurns
 from agentbus.clock import Clock
 from agentbus.config import Config
-from agentbus.encoding import encode_line
+from agentbus.encoding import encode_line, raw
 from agentbus.envelope import rfc3339
 from agentbus.errors import (
     BusError,
@@ -64,9 +70,14 @@ from agentbus.projection.errors import ProjectionError
 from agentbus.projection.streams import StreamReader
 from agentbus.protocol.operations import (
     CreateChannel,
+    DeleteMemory,
     Discover,
+    EditMemory,
+    GetMemory,
     History,
     ListChannels,
+    MutatingOperation,
+    Search,
     Send,
     Subscribe,
     Unsubscribe,
@@ -75,17 +86,20 @@ from agentbus.protocol.operations import (
 from agentbus.protocol.session import Delivery, Pull
 from agentbus.rules.coalesce import ReportCoalescer
 from agentbus.rules.credit import Credit
+from agentbus.rules.query import SearchEngine
 from agentbus.rules.rates import Rates
 from agentbus.rules.receipts import digest, payload_of
 from agentbus.store.changes import (
     CloseSubscription,
     MakeChannel,
+    MemoryRemoved,
+    MemoryRevised,
     MoveCursors,
     OpenSubscription,
-    SendMessage,
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
+    mutation,
 )
 from agentbus.store.reader import Reader
 
@@ -104,6 +118,7 @@ class Neighbours:
     timer: Timer
     open_streams: Callable[[], StreamReader]
     open_store: Callable[[], Reader]
+    open_search: Callable[[], SearchEngine]
 
 
 @dataclass(slots=True)
@@ -120,6 +135,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     2. Reports of an older generation or recovery epoch move nothing; they are counted.
     3. A handoff report is answered after its commit.
     4. While the bus is not ready, operations answer `unavailable` and nothing is delivered.
+    5. With an inspection command, one mutation at a time is at the ledger (turns.py).
     """
 
     def __init__(
@@ -155,11 +171,16 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._pulls: dict[int, _WaitingPull] = {}
         self._feeds: Feeds
         self._store: Reader
+        self._searcher: Searcher
+        self._turns = MutationTurns(neighbours.ledger)
         self._trouble = False  # a read of the projection failed; wait before the next
         self.stale_reports = 0
 
     def on_start(self) -> None:
         self._store = self._neighbours.open_store()
+        self._searcher = Searcher(
+            self._neighbours.open_search, self._store, self._config.result_default_kib
+        )
         self._feeds = Feeds(
             self._bound.session_id,
             self._neighbours.open_streams(),
@@ -174,6 +195,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def on_stop(self) -> None:
         for feed in self._feeds:
             self._neighbours.channels.address(feed.channel_id).tell(Unwatch(self.address))
+        self._searcher.close()
         self._store.close()
 
     def receive(self, message: AttachmentMessage) -> None:
@@ -201,33 +223,46 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._cursors_committed(error)
             case PullAsked(pull, reply_to):
                 self._pull_asked(pull, reply_to)
+            case CompareHeldMemories(held, reply_to):
+                self._require_ready()
+                reply_to.set(compare(held, self._store))
             case PullDue(number):
                 self._pull_ended(number)
             case PullCancelled(cancel):
                 self._pull_ended(cancel.number)
+            case NoticePosted(memory):
+                self._memory_changed(memory)
             case SubscriptionsChanged(facts):
                 for fact in facts:
                     self._subscription_changed(fact)
             case RateRefunded(size_bytes):
                 self._rates.refund(size_bytes)
+            case MutationSettled():
+                self._turns.settled()
             case ReadinessChanged():
                 self._readiness_changed(message)
             case Detached():
-                self._flush()
-                self._end_pulls(StaleAttachmentError("this attachment has ended; attach again"))
-                self.stop()
+                self._detached(StaleAttachmentError("this attachment has ended; attach again"))
             case _:
                 assert_never(message)
+
+    def _detached(self, error: BusError) -> None:
+        self._flush()
+        self._end_pulls(error)
+        for submit in self._turns.abandon():
+            submit.reply_to.set_exception(error)
+        self.stop()
 
     # --- operations ---
 
     def _operate(self, request: Request) -> None:
-        if self._readiness.state != "ready":
-            raise self._unavailable()
+        self._require_ready()
         operation, reply_to = request.operation, request.reply_to
         match operation:
-            case Send():
-                self._send(operation, reply_to)
+            case Send() | EditMemory() | DeleteMemory():
+                self._mutate(operation, reply_to)
+            case GetMemory():
+                reply_to.set(self._profile.get_memory(self._store, operation))
             case CreateChannel():
                 self._submit(MakeChannel(operation, self._attachment), reply_to)
             case Subscribe():
@@ -240,6 +275,12 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 reply_to.set(self._profile.list_channels(self._store, self._feeds, operation))
             case History():
                 reply_to.set(self._profile.history(self._store, operation))
+            case Search():
+                try:
+                    reply_to.set(self._searcher.search(operation))
+                except ProjectionError:
+                    self._neighbours.projector.tell(CheckRedis())
+                    raise
             case Discover():
                 if not self._config.discovery_enabled:
                     raise DiscoveryDisabledError(
@@ -250,21 +291,22 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             case _:
                 assert_never(operation)
 
-    def _send(self, operation: Send, reply_to: Reply) -> None:
+    def _mutate(self, operation: MutatingOperation, reply_to: Reply) -> None:
+        name = operation.NAME
         if operation.operation_id is None:
-            raise ValidationError("send: operation_id is required on this connection")
+            raise ValidationError(f"{name}: operation_id is required on this connection")
         payload = payload_of(operation)
         size_bytes = len(payload)
         limit_bytes = self._config.max_message_kib * KIB
         if size_bytes > limit_bytes:
             raise TooLargeError(
-                f"send: the message takes at least {size_bytes} bytes, the limit is {limit_bytes} "
-                "(max_message_kib); shorten it, or send a reference to a file"
+                f"{name}: the message takes at least {size_bytes} bytes, the limit is "
+                f"{limit_bytes} (max_message_kib); shorten it, or send a reference to a file"
             )
         now_s = self._clock.monotonic_s()
         rate_ok = self._rates.reserve(size_bytes, now_s)
-        change = SendMessage(
-            operation=operation,
+        change = mutation(
+            operation,
             operation_id=operation.operation_id,
             fingerprint=digest(payload),
             sender=self._profile.sender,
@@ -272,9 +314,11 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             rate_ok=rate_ok,
             retry_after_ms=0 if rate_ok else self._rates.retry_after_ms(size_bytes, now_s),
         )
-        self._neighbours.ledger.tell(
-            Submit(change, reply_to, self.address, size_bytes if rate_ok else 0)
-        )
+        submit = Submit(change, reply_to, self.address, size_bytes if rate_ok else 0)
+        if self._config.inspection_command:
+            self._turns.submit(submit)
+        else:
+            self._neighbours.ledger.tell(submit)
 
     def _submit(
         self, change: MakeChannel | OpenSubscription | CloseSubscription, reply_to: Reply
@@ -327,8 +371,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             )
 
     def _pull_asked(self, pull: Pull, reply_to: Reply) -> None:
-        if self._readiness.state != "ready":
-            raise self._unavailable()
+        self._require_ready()
         self._pull_ended(pull.number)  # of a client that uses a number again, as if cancelled
         due = None
         if pull.wait_ms:
@@ -355,7 +398,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                     continue
                 delivery = self._feeds.pull(feed, after, left_count, left_bytes, pull.include_own)
                 left_count -= len(delivery.records)
-                left_bytes -= sum(map(len, delivery.records))
+                left_bytes -= delivery.size_bytes
                 deliveries.append(delivery)
         except ProjectionError:
             self._projection_trouble()
@@ -377,6 +420,33 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def _end_pulls(self, error: BusError) -> None:
         for number in list(self._pulls):
             self._settle_pull(number).set_exception(error)
+
+    def _memory_changed(self, fact: MemoryRevised | MemoryRemoved) -> None:
+        """What was sent before shows what is no longer so: certain to be told, unlike the notice.
+
+        A record that is confirmed is not shown again, so its new text need not travel.
+        """
+        feed = self._feeds.of_channel(fact.channel_id)
+        if feed is None or self._readiness.state != "ready":
+            return
+        if fact.position <= feed.sent:
+            envelope = None
+            if isinstance(fact, MemoryRevised) and fact.position > feed.confirmed:
+                envelope = raw(fact.envelope)
+            self._link.send(
+                self._frame(
+                    "invalidate",
+                    subscription=feed.subscription,
+                    memory_id=fact.memory_id,
+                    position=fact.position,
+                    envelope=envelope,
+                )
+            )
+        own = fact.sender.session_id == self._attachment.session_id
+        if not own and not self._link.queued_bytes:
+            self._link.send(
+                self._frame("notice", epoch=self._readiness.epoch, notice=notice_of(fact))
+            )
 
     # --- handoff and cursors ---
 
@@ -508,6 +578,10 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             self._watch_all()
         else:
             self._end_pulls(self._unavailable())
+
+    def _require_ready(self) -> None:
+        if self._readiness.state != "ready":
+            raise self._unavailable()
 
     def _unavailable(self) -> UnavailableError:
         return UnavailableError(

@@ -1,4 +1,4 @@
-"""One channel: who watches it, and how far it is projected.
+"""One channel: who watches it, how far it is projected, what is told about its memories.
 
 Owns the channel's head and its watchers, in plain memory, on the shared dispatcher. Never blocks,
 never touches SQLite, Redis or a socket. `ChannelDirectory` is the only one that starts channels.
@@ -13,6 +13,7 @@ from actors.base import Address, Crashed
 from actors.messages import (
     AttachmentMessage,
     ChannelMessage,
+    NoticePosted,
     Projected,
     Unwatch,
     Wake,
@@ -23,7 +24,7 @@ from agentbus.ids import ChannelId, Sequence
 
 
 class ChannelActor(PooledActor[ChannelMessage]):
-    """Fan-out of new heads.
+    """Fan-out of new heads and of changed memories.
 
     1. The head never goes back.
     2. A watcher that registers with an older position is woken at once, so no wake-up is lost
@@ -47,6 +48,9 @@ class ChannelActor(PooledActor[ChannelMessage]):
                 self._watchers.add(watcher)
                 if self._head > after:
                     watcher.tell(Wake(self._channel_id, self._head))
+            case NoticePosted():
+                for watcher in self._watchers:
+                    watcher.tell(message)
             case Unwatch(watcher):
                 self._watchers.discard(watcher)
             case _:

@@ -31,7 +31,7 @@ from agentbus.store.changes import PruneSlice, PruneWhat
 
 _log = logging.getLogger(__name__)
 
-ROUND: tuple[PruneWhat, ...] = ("messages_by_age", "subscriptions", "receipts")
+ROUND: tuple[PruneWhat, ...] = ("messages_by_age", "tombstones", "subscriptions", "receipts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class Feeds:
                 feed.sent = max(feed.sent, delivery.through)
 
     def _read(self, feed: Feed, after: Sequence, fits: _Fits, include_own: bool) -> Delivery:
-        records: list[bytes] = []
+        records: list[tuple[Sequence, bytes]] = []
         through = after
         removed_through = Sequence(0)
         blocked_at: Sequence | None = None  # the first entry that had no room
@@ -179,10 +179,12 @@ class Feeds:
                     if not fits(len(entry.envelope)):
                         blocked_at = entry.sequence
                         break
-                    records.append(entry.envelope)
+                    records.append((entry.sequence, entry.envelope))
                 through = entry.sequence
-            if not chunk.more:
-                break
+            else:
+                through = chunk.through
+                if not chunk.more:
+                    break
         feed.behind = blocked_at is not None
         gaps: tuple[GapRange, ...] = ()
         if removed_through > after:

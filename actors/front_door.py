@@ -13,6 +13,7 @@ from typing import Any
 from actors.base import Address
 from actors.messages import (
     CallSeen,
+    CompareHeldMemories,
     CreditGranted,
     DetachAsked,
     Disconnected,
@@ -53,6 +54,7 @@ from agentbus.protocol.session import (
     parse_detach,
     parse_handoff,
     parse_hello,
+    parse_memories,
     parse_pull,
     parse_used,
 )
@@ -114,6 +116,10 @@ class FrontDoor:
         elif method == "handoff":
             report = parse_handoff(params)
             self._route(report.attachment, connection).address.tell(HandoffReported(report, reply))
+        elif method == "memories":
+            asked = parse_memories(params)
+            route = self._route(asked.attachment, connection)
+            route.address.tell(CompareHeldMemories(asked.held, reply))
         elif method == "hello":
             reply.set(self._hello(connection, parse_hello(params)))
         elif method == "attach":

@@ -15,19 +15,25 @@ from actors.base import Address, Reply
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding
 from agentbus.ids import ChannelId, RecoveryEpoch, Sequence, SessionId
+from agentbus.inspection import Verdict
 from agentbus.protocol.operations import DaemonOperation
 from agentbus.protocol.session import (
     Attach,
     CancelPull,
     Credit,
     HandoffReport,
+    HeldMemory,
     Hello,
     Pull,
     Used,
 )
+from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
     Change,
     Fact,
+    MemoryRemoved,
+    MemoryRevised,
+    Mutation,
     PruneResult,
     SessionBound,
     SubscriptionClosed,
@@ -46,6 +52,9 @@ class Link(Protocol):
 
     @property
     def last_seen_s(self) -> float: ...
+
+    @property
+    def queued_bytes(self) -> int: ...
 
     def send(self, frame: bytes) -> bool: ...
 
@@ -127,6 +136,14 @@ class PullAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareHeldMemories:
+    """An adapter is about to show memories that it holds, if they are still so."""
+
+    held: tuple[HeldMemory, ...]
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
 class PullDue:
     """The pull's wait is over."""
 
@@ -153,8 +170,23 @@ class RateRefunded:
 
 
 @dataclass(frozen=True, slots=True)
+class MutationSettled:
+    """A mutation of this attachment was answered; the next one may go to the ledger.
+
+    Only where an inspection command is configured.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Detached:
     """The registrar has ended this attachment; flush what is pending and stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoticePosted:
+    """A memory was edited or deleted, and Redis holds it so. Passed on to every watcher."""
+
+    fact: MemoryRevised | MemoryRemoved
 
 
 AttachmentMessage: TypeAlias = (
@@ -166,10 +198,13 @@ AttachmentMessage: TypeAlias = (
     | FlushReports
     | CursorsCommitted
     | PullAsked
+    | CompareHeldMemories
     | PullDue
     | PullCancelled
+    | NoticePosted
     | SubscriptionsChanged
     | RateRefunded
+    | MutationSettled
     | ReadinessChanged
     | Detached
 )
@@ -206,7 +241,51 @@ class Unfence:
     epoch: RecoveryEpoch
 
 
-LedgerMessage: TypeAlias = Submit | Fence | Unfence
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The inspection of that ticket has ended."""
+
+    ticket: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SearchWith:
+    """The search engine of this run; comes before the first fence."""
+
+    engine: EngineName
+
+
+@dataclass(frozen=True, slots=True)
+class FillTextIndex:
+    """Make the next slice of the index that this run searches with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionAdvanced:
+    """So many more bytes of what was committed are in Redis: senders need not be held back."""
+
+    epoch: RecoveryEpoch
+    size_bytes: int
+
+
+LedgerMessage: TypeAlias = (
+    Submit | Inspected | Fence | Unfence | SearchWith | FillTextIndex | ProjectionAdvanced
+)
+
+
+# --- Inspector ---
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Run the inspection command on a mutation and answer its verdict."""
+
+    mutation: Mutation
+    reply_to: Reply
+
+
+InspectorMessage: TypeAlias = Inspect
 
 
 # --- RedisProjector ---
@@ -214,18 +293,26 @@ LedgerMessage: TypeAlias = Submit | Fence | Unfence
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Facts of one transaction, in order; `last_sequence` is the bus's newest."""
+    """Facts of one transaction, in order; `last_sequence` is the bus's newest.
+
+    `size_bytes`: of the envelopes among the facts.
+    """
 
     facts: tuple[Fact, ...]
     last_sequence: Sequence
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Bring Redis to exactly `through`: by replay where possible, else by a rebuild."""
+    """Bring Redis to exactly `through`: by replay where possible, else by a rebuild.
+
+    `ledger` hears from then on how the projection advances.
+    """
 
     epoch: RecoveryEpoch
     through: Sequence
+    ledger: Address[LedgerMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +347,7 @@ class Unwatch:
     watcher: Address[AttachmentMessage]
 
 
-ChannelMessage: TypeAlias = Projected | Watch | Unwatch
+ChannelMessage: TypeAlias = Projected | Watch | Unwatch | NoticePosted
 
 
 # --- Registrar ---

@@ -16,8 +16,9 @@ from agentbus.errors import NotFoundError, ValidationError
 from agentbus.identity import IdentitySource, SenderBinding
 from agentbus.ids import BusId, MessageId, Sequence
 from agentbus.limits import KIB, RESULT_BYTES
-from agentbus.protocol.operations import History, ListChannels
+from agentbus.protocol.operations import GetMemory, History, ListChannels
 from agentbus.store.changes import SessionBound
+from agentbus.store.memories import no_memory
 from agentbus.store.reader import Page, Reader
 
 
@@ -89,6 +90,12 @@ class Profile:
                 for row in store.channels(operation.prefix)
             ]
         }
+
+    def get_memory(self, store: Reader, operation: GetMemory) -> dict[str, Any]:
+        memory = store.memory(MessageId(operation.memory_id))
+        if memory is None:
+            raise no_memory(operation.memory_id)
+        return {"memory": raw(memory.envelope)}
 
     def history(self, store: Reader, operation: History) -> dict[str, Any]:
         if operation.message_id is not None:

@@ -6,28 +6,42 @@ never waits for another actor. Success is answered after COMMIT and only then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import assert_never
 
 from actors.base import Address, BusActor
+from actors.inspections import InspectionDesk, refusal
 from actors.messages import (
     CatchUp,
     Committed,
     Fence,
+    FillTextIndex,
+    Inspected,
     LedgerMessage,
+    MutationSettled,
+    ProjectionAdvanced,
     ProjectorMessage,
     RateRefunded,
+    SearchWith,
     Submit,
     SubscriptionsChanged,
     Unfence,
 )
-from agentbus.errors import UnavailableError, UnknownOutcomeError
+from agentbus.errors import BusError, OverloadedError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import RecoveryEpoch
-from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS
+from agentbus.inspection import Allowed
+from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS, MIB
+from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
+    Change,
     Done,
     Fact,
+    MemoryRevised,
+    MessageAppended,
+    Mutation,
     Outcome,
+    Refused,
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionOpened,
@@ -36,6 +50,18 @@ from agentbus.store.connection import CommitUncertain
 from agentbus.store.ledger import LedgerStatistics, LedgerStore
 from agentbus.transport.connection import corked
 
+_log = logging.getLogger(__name__)
+
+UNPROJECTED_BYTES = 32 * MIB
+"""A few seconds of what the disk takes and Redis does not; their envelopes wait in memory."""
+
+OVERLOADED_RETRY_MS = 250
+
+INDEX_ROWS = 500
+"""Messages of one slice: some tens of milliseconds."""
+
+NO_EPOCH = RecoveryEpoch(0)
+_WITH_ENVELOPE = (MessageAppended, MemoryRevised)
 _SUBSCRIPTION_FACTS = (SubscriptionOpened, SubscriptionClosed, SubscriptionExpired)
 
 
@@ -49,26 +75,41 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
        actor dies; the daemon then ends and the next one reads the receipts from disk.
     5. While fenced no change is accepted. The fence rides the mailbox, so that everything before it
        is committed and told before the projector is asked to catch up.
+    6. With an inspection command, a mutation that has no receipt goes to the desk first and joins a
+       batch when it was allowed; then its attachment and its receipt are checked again. A verdict
+       that comes after a fence changes nothing: its caller has heard `unavailable`.
+    7. What is committed and not yet projected is bounded: beyond `UNPROJECTED_BYTES` mutations are
+       answered `overloaded`, because nothing else holds a sender back that Redis cannot follow.
+    8. Where SQLite is the search engine its index is complete before anything is accepted: until it
+       is filled, the projector is not asked to catch up.
     """
 
     def __init__(
         self,
         open_store: Callable[[], LedgerStore],
         projector: Address[ProjectorMessage],
+        desk: InspectionDesk | None = None,
     ) -> None:
         super().__init__()
         self._open_store = open_store
         self._projector = projector
+        self._desk = desk
         self._store: LedgerStore | None = None
         self._batch: list[Submit] = []
         self._batch_bytes = 0
-        self._fence: Fence | None = Fence(RecoveryEpoch(0), retry_after_ms=200)
+        self._fence: Fence | None = Fence(NO_EPOCH, retry_after_ms=200)
+        self._filling = False
+        self._epoch = NO_EPOCH
+        self._unprojected_bytes = 0
 
     def on_start(self) -> None:
         self._store = self._open_store()  # on this thread, which alone uses it
 
     def on_stop(self) -> None:
         self._commit()
+        self._abandon_inspections(
+            UnavailableError("the bus is stopping; nothing was committed, try again later")
+        )
         if self._store is not None:
             self._store.close()
 
@@ -81,10 +122,19 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         match message:
             case Submit():
                 self._submit(message)
+            case Inspected():
+                self._inspected(message)
             case Fence():
                 self._raise_fence(message)
             case Unfence():
                 self._lower_fence(message)
+            case SearchWith(engine):
+                self._search_with(engine)
+            case FillTextIndex():
+                self._fill_text_index(message)
+            case ProjectionAdvanced(epoch, size_bytes):
+                if self._fence is None and epoch == self._epoch:
+                    self._unprojected_bytes -= size_bytes
             case _:
                 assert_never(message)
         if (
@@ -96,26 +146,85 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     def _submit(self, submit: Submit) -> None:
         if self._fence is not None:
-            submit.reply_to.set_exception(
-                UnavailableError(
-                    "the bus is starting or recovering; nothing was committed, try again shortly",
-                    retry_after_ms=self._fence.retry_after_ms,
-                )
-            )
-            self._refund(submit)
-            return
+            self._answer(submit, Refused(_fenced(self._fence)))
+        elif self._unprojected_bytes > UNPROJECTED_BYTES and isinstance(submit.change, Mutation):
+            self._answer(submit, Refused(_overloaded()))
+        elif self._desk is not None and isinstance(submit.change, Mutation):
+            self._inspect(self._desk, submit.change, submit)
+        else:
+            self._take(submit)
+
+    def _take(self, submit: Submit) -> None:
         self._batch.append(submit)
         self._batch_bytes += submit.reserved_bytes
+
+    def _inspect(self, desk: InspectionDesk, mutation: Mutation, submit: Submit) -> None:
+        """Answer a repeat and what is refused without the command; hand in what is new."""
+        if any(_is_same_operation(batched.change, mutation) for batched in self._batch):
+            self._commit()
+        assert self._store is not None
+        outcome = self._store.look_up(mutation)
+        if outcome is None:
+            try:
+                desk.enter(mutation, submit, self.address)
+            except BusError as error:
+                outcome = Refused(error)
+        if outcome is not None:
+            self._answer(submit, outcome)
+
+    def _inspected(self, inspected: Inspected) -> None:
+        assert self._desk is not None
+        submits = self._desk.settle(inspected)
+        if isinstance(inspected.verdict, Allowed):
+            for submit in submits:
+                self._take(submit)
+        elif submits:
+            change = submits[0].change
+            assert isinstance(change, Mutation)
+            refused = Refused(refusal(change, inspected.verdict))
+            for submit in submits:
+                self._answer(submit, refused)
+
+    def _abandon_inspections(self, error: BusError) -> None:
+        if self._desk is not None:
+            for submit in self._desk.abandon():
+                self._answer(submit, Refused(error))
 
     def _raise_fence(self, fence: Fence) -> None:
         self._commit()
         self._fence = fence
+        self._epoch = fence.epoch
+        self._unprojected_bytes = 0  # a catch-up reads everything from disk
+        self._abandon_inspections(_fenced(fence))
+        if not self._filling:
+            self._ask_to_catch_up(fence)
+
+    def _ask_to_catch_up(self, fence: Fence) -> None:
         assert self._store is not None
-        self._projector.tell(CatchUp(fence.epoch, self._store.last_sequence))
+        self._projector.tell(CatchUp(fence.epoch, self._store.last_sequence, self.address))
 
     def _lower_fence(self, unfence: Unfence) -> None:
         if self._fence is not None and self._fence.epoch <= unfence.epoch:
             self._fence = None
+
+    def _search_with(self, engine: EngineName) -> None:
+        assert self._store is not None
+        if engine != "sqlite":
+            self._store.text_index.abandon()
+        elif self._store.text_index.begin():
+            _log.info("making the text index")
+            self._filling = True
+            self.address.tell(FillTextIndex())
+
+    def _fill_text_index(self, again: FillTextIndex) -> None:
+        """A slice at a time, so that a stop is not kept waiting."""
+        assert self._store is not None
+        if self._store.text_index.fill(INDEX_ROWS):
+            self.address.tell(again)
+            return
+        self._filling = False
+        if self._fence is not None and self._fence.epoch > NO_EPOCH:
+            self._ask_to_catch_up(self._fence)
 
     def _commit(self) -> None:
         if not self._batch:
@@ -140,22 +249,47 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 if isinstance(outcome, Done):
                     facts.extend(outcome.facts)
         if facts:
-            self._projector.tell(Committed(tuple(facts), self._store.last_sequence))
+            size_bytes = sum(
+                len(fact.envelope) for fact in facts if isinstance(fact, _WITH_ENVELOPE)
+            )
+            self._unprojected_bytes += size_bytes
+            self._projector.tell(Committed(tuple(facts), self._store.last_sequence, size_bytes))
 
     def _answer(self, submit: Submit, outcome: Outcome) -> None:
-        if not isinstance(outcome, Done):
+        if isinstance(outcome, Done):
+            submit.reply_to.set(outcome.result)
+        else:
             submit.reply_to.set_exception(outcome.error)
-            self._refund(submit)
+        if submit.origin is None:
             return
-        submit.reply_to.set(outcome.result)
-        if not outcome.charged:
-            self._refund(submit)
-        if submit.origin is not None:
+        if submit.reserved_bytes and not (isinstance(outcome, Done) and outcome.charged):
+            submit.origin.tell(RateRefunded(submit.reserved_bytes))
+        if self._desk is not None and isinstance(submit.change, Mutation):
+            submit.origin.tell(MutationSettled())
+        if isinstance(outcome, Done):
             changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
             if changed:
                 submit.origin.tell(SubscriptionsChanged(changed))
 
-    @staticmethod
-    def _refund(submit: Submit) -> None:
-        if submit.reserved_bytes and submit.origin is not None:
-            submit.origin.tell(RateRefunded(submit.reserved_bytes))
+
+def _overloaded() -> OverloadedError:
+    return OverloadedError(
+        "messages come faster than they can be shown to readers; nothing was committed, send again "
+        "a little later with the same operation id",
+        retry_after_ms=OVERLOADED_RETRY_MS,
+    )
+
+
+def _fenced(fence: Fence) -> UnavailableError:
+    return UnavailableError(
+        "the bus is starting or recovering; nothing was committed, try again shortly",
+        retry_after_ms=fence.retry_after_ms,
+    )
+
+
+def _is_same_operation(change: Change, mutation: Mutation) -> bool:
+    return (
+        isinstance(change, Mutation)
+        and change.operation_id == mutation.operation_id
+        and change.attachment.session_id == mutation.attachment.session_id
+    )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import assert_never
 
 from actors.base import Address, BusActor, describe_failure
@@ -22,16 +23,20 @@ from actors.messages import (
     CaughtUp,
     CheckRedis,
     Committed,
+    Crashed,
+    LedgerMessage,
+    NoticePosted,
     Projected,
+    ProjectionAdvanced,
     ProjectionLost,
     ProjectorMessage,
     SupervisorMessage,
 )
+from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
 from agentbus.failpoints import reach
-from agentbus.ids import BusId, ChannelId, Sequence, SessionId
+from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence, SessionId
 from agentbus.projection.connection import Client
-from agentbus.projection.documents import document_of_envelope, document_of_message
-from agentbus.projection.errors import ProjectionError, ProjectionFullError
+from agentbus.projection.errors import ProjectionError, ProjectionFullError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
 from agentbus.projection.rebuild import (
     Rebuild,
@@ -45,7 +50,8 @@ from agentbus.projection.rebuild import (
 )
 from agentbus.projection.search import ensure_index
 from agentbus.projection.server import RedisServer
-from agentbus.projection.streams import StreamEntry, StreamWriter
+from agentbus.projection.streams import StreamWriter
+from agentbus.rules.query import EngineName
 from agentbus.store.changes import Fact, MessageAppended, MessagesRemoved
 from agentbus.store.reader import Reader
 
@@ -54,7 +60,6 @@ _log = logging.getLogger(__name__)
 PIPELINE_ENTRIES = 512
 """Messages of one pipelined call: bounds its memory and how long other work waits."""
 
-CATCH_UP_ENTRIES = 1000
 PROGRESS_EVERY_S = 0.2
 
 
@@ -91,11 +96,14 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._store: Reader
         self._bus_id: BusId
         self._info: RedisInfo
+        self._search_engine: EngineName
         self._client: Client
         self._writer: StreamWriter
         self._lost = True  # until the first CatchUp
         self._pending: list[Fact] = []
-        self._pending_through = Sequence(0)
+        self._pending_bytes = 0
+        self._ledger: Address[LedgerMessage] | None = None
+        self._epoch = RecoveryEpoch(0)
         self._projected = 0
         self._pipelines = 0
         self._recoveries = 0
@@ -104,6 +112,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._store = self._open_store()
         self._bus_id = self._store.bus_id()
         self._info = self._server.start(self._bus_id)
+        self._search_engine = "redis" if self._info.search else "sqlite"
         self._connect()
 
     def on_stop(self) -> None:
@@ -111,6 +120,11 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._client.close()
         self._server.stop()
         self._store.close()
+
+    @property
+    def search_engine(self) -> EngineName:
+        """What this run of the daemon searches with. Any thread may ask, once the actor runs."""
+        return self._search_engine
 
     def projector_statistics(self) -> ProjectorStatistics:
         """Whole numbers; any thread may ask."""
@@ -126,10 +140,10 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _take(self, message: ProjectorMessage) -> None:
         match message:
-            case Committed(facts, last_sequence):
+            case Committed(facts, _, size_bytes):
                 if not self._lost:
                     self._pending.extend(facts)
-                    self._pending_through = last_sequence
+                    self._pending_bytes += size_bytes
             case CatchUp():
                 self._catch_up(message)
             case CheckRedis():
@@ -145,54 +159,42 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         if self._lost or not self._pending:
             return
         facts, self._pending = self._pending, []
+        size_bytes, self._pending_bytes = self._pending_bytes, 0
         try:
             self._write(facts)
         except ProjectionError as error:
             self._lose(error.message)
+            return
+        if size_bytes and self._ledger is not None:
+            self._ledger.tell(ProjectionAdvanced(self._epoch, size_bytes))
 
     def _write(self, facts: list[Fact]) -> None:
-        """Facts in order: runs of appended messages in one call each, removals between them."""
-        appended: list[MessageAppended] = []
+        """Facts in order: runs of new content in one call each, removals between them."""
+        content: list[ContentFact] = []
         for fact in facts:
-            if isinstance(fact, MessageAppended):
-                appended.append(fact)
+            if isinstance(fact, ContentFact):
+                content.append(fact)
             elif isinstance(fact, MessagesRemoved):
-                self._append(appended)
-                appended = []
+                self._write_content(content)
+                content = []
                 self._writer.remove(fact.channel_id, fact.through, fact.sequences)
-        self._append(appended)
+        self._write_content(content)
 
-    def _append(self, appended: list[MessageAppended]) -> None:
-        if not appended:
+    def _write_content(self, facts: list[ContentFact]) -> None:
+        if not facts:
             return
-        entries = [self._new_entry(fact) for fact in appended]
-        self._writer.project(entries, appended[-1].sequence)
-        reach("after_projection")
-        self._projected += len(appended)
-        self._pipelines += 1
-        for channel_id, projected in _heads(appended).items():
-            self._channels.address(channel_id).tell(projected)
-
-    def _new_entry(self, fact: MessageAppended) -> StreamEntry:
-        sender = fact.sender
-        document = None
-        if self._info.search:
-            document = document_of_message(
-                fact.body,
-                channel=fact.channel,
-                sender=sender.agent,
-                session_id=sender.session_id,
-                sent_at_ms=fact.sent_at_us // 1000,
-            )
-        return StreamEntry(
-            fact.channel_id, fact.sequence, sender.session_id, fact.envelope, document
+        search = self._info.search
+        self._writer.project(
+            [projection_of(fact, search=search) for fact in facts], facts[-1].sequence
         )
-
-    def _stored_entry(
-        self, channel_id: ChannelId, sequence: Sequence, session_id: SessionId, envelope: bytes
-    ) -> StreamEntry:
-        document = document_of_envelope(envelope) if self._info.search else None
-        return StreamEntry(channel_id, sequence, session_id, envelope, document)
+        reach("after_projection")
+        self._projected += len(facts)
+        self._pipelines += 1
+        for channel_id, projected in _heads(facts).items():
+            self._channels.address(channel_id).tell(projected)
+        for fact in facts:
+            if not isinstance(fact, MessageAppended):
+                self._channels.address(fact.channel_id).tell(NoticePosted(fact))
 
     def _check(self) -> None:
         if self._lost:
@@ -213,7 +215,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _catch_up(self, order: CatchUp) -> None:
         self._lost = True
-        self._pending = []
+        self._pending, self._pending_bytes = [], 0
+        self._ledger, self._epoch = order.ledger, order.epoch
         try:
             self._make_usable()
             self._fill_whatever_it_takes(order)
@@ -235,11 +238,21 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             try:
                 self._server.ping()
             except ProjectionError:
-                self._info = self._server.restart(self._bus_id)
+                self._restart()
         else:
-            self._info = self._server.restart(self._bus_id)
+            self._restart()
         self._client.close()
         self._connect()
+
+    def _restart(self) -> None:
+        self._info = self._server.restart(self._bus_id)
+        if self._search_engine == "redis" and not self._info.search:
+            # SQLite has no index of this run. The daemon ends, and the next one makes it.
+            lost = RedisUnusableError(
+                f"Redis came back without search: {self._info.search_missing}"
+            )
+            self._supervisor.tell(Crashed(type(self).__name__, lost))
+            raise lost
 
     def _connect(self) -> None:
         self._client = self._server.connect()
@@ -255,19 +268,21 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _fill(self, order: CatchUp) -> None:
         removed = {row.channel_id: row.removed_through for row in self._store.channels()}
-        need = needs(self._client, self._bus_id, order.through)
+        need = needs(self._client, self._bus_id, order.through, self._store.purged_through())
         if isinstance(need, Rebuild):
             _log.info("rebuilding the projection: %s", need.reason)
             clear(self._client)
         if self._info.search:
             ensure_index(self._client)
+        store, search = self._store, self._info.search  # the ledger is fenced meanwhile
         match need:
             case UpToDate():
                 return
             case Replay(after):
                 replay(
                     self._writer,
-                    self._batches(after),
+                    memory_changes(store, after, search=search),
+                    messages(store, after, search=search),
                     order.through,
                     removed,
                     order.through - after,
@@ -277,25 +292,17 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 rebuild(
                     self._writer,
                     self._bus_id,
-                    self._batches(Sequence(0)),
+                    chain(
+                        memories(store, Sequence(0), search=search),
+                        messages(store, Sequence(0), search=search),
+                    ),
                     order.through,
                     removed,
-                    self._store.counts()["messages"],
+                    store.counts()["messages"],
                     self._progress(order),
                 )
             case _:
                 assert_never(need)
-
-    def _batches(self, after: Sequence) -> Iterator[list[StreamEntry]]:
-        """Everything retained after a sequence, in commit order; the ledger is fenced meanwhile."""
-        while messages := self._store.scan(after, CATCH_UP_ENTRIES):
-            yield [
-                self._stored_entry(
-                    message.channel_id, message.sequence, message.session_id, message.envelope
-                )
-                for message in messages
-            ]
-            after = messages[-1].sequence
 
     def _progress(self, order: CatchUp) -> Callable[[int, int], None]:
         told_s = 0.0
@@ -310,10 +317,12 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         return progress
 
 
-def _heads(appended: list[MessageAppended]) -> dict[ChannelId, Projected]:
+def _heads(facts: list[ContentFact]) -> dict[ChannelId, Projected]:
     """The new head of each channel, and whether one session alone moved it there."""
     heads: dict[ChannelId, Projected] = {}
-    for fact in appended:
+    for fact in facts:
+        if not isinstance(fact, MessageAppended):
+            continue
         session: SessionId | None = fact.sender.session_id
         earlier = heads.get(fact.channel_id)
         if earlier is not None and earlier.only_session != session:

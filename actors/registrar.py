@@ -34,6 +34,7 @@ from actors.messages import (
     SubscriptionsExpired,
     SweepLiveness,
 )
+from actors.notices import notice_of_change
 from actors.pool import PooledActor
 from actors.queries import Profile
 from actors.replies import TellReply
@@ -296,6 +297,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             "bus_id": self._bus_id,
             "epoch": self._readiness.epoch,
             "discovery": self._config.discovery_enabled,
+            "memory_changes": [notice_of_change(change) for change in bound.memory_changes],
             "subscriptions": [
                 {
                     "subscription": row.subscription_id,

@@ -151,14 +151,13 @@ class ReporterActor(BusActor[ReporterMessage]):
             "sessions": self._sessions(report.sessions or ()),
             "store": self._part(self._store.counts),
             "actors": [asdict(statistics) for statistics in self._sources.actors()],
-            "inspection": {"command": list(self._config.inspection_command), "denied": 0},
             **self._sources.counters(),
         }
 
     def _redis(self, info: dict[str, Any] | None) -> dict[str, Any] | None:
         if info is None:
             return None
-        engine = "redis" if info.get("search_module") is not None else "none"
+        engine = "redis" if info.get("search_module") is not None else "sqlite"
         return info | {"search_engine": engine, "healthy": self._redis_bytes() is not None}
 
     def _redis_bytes(self) -> int | None:

@@ -80,11 +80,12 @@ class _Health:
 class SupervisorActor(PooledActor[SupervisorMessage]):
     """One table of what happens when something fails.
 
-    | What failed          | What follows                                                        |
-    |----------------------|---------------------------------------------------------------------|
-    | projection           | fence, new epoch, replay or rebuild, again after a pause if need be |
-    | an attachment, a channel | replaced by whoever started it; noted here                      |
-    | any other actor      | the daemon ends: the next one starts from what is on disk           |
+    | What failed            | What follows                                                        |
+    |------------------------|---------------------------------------------------------------------|
+    | projection             | fence, new epoch, replay or rebuild, again after a pause if need be |
+    | an attachment, channel |                                                                     |
+    | or inspector           | replaced by whoever started it; noted here                          |
+    | any other actor        | the daemon ends: the next one starts from what is on disk           |
 
     1. Epochs only grow. An answer for an older epoch is ignored.
     2. `ready` is announced after the ledger was told to accept changes again.
@@ -157,7 +158,7 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
 
     def _actor_crashed(self, actor: str, error: BaseException) -> None:
         self._note(f"{actor} failed: {type(error).__name__}")
-        if actor.startswith("AttachmentActor"):
+        if actor.startswith(("AttachmentActor", "InspectorActor")):
             return
         if actor.startswith("ChannelActor"):
             if self._health.state == "ready":

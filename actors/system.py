@@ -27,7 +27,8 @@ from actors.base import (
 from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
-from actors.messages import CheckRedis, Crashed, Detached, StopAsked
+from actors.inspections import InspectionDesk, InspectionStatistics
+from actors.messages import CheckRedis, Crashed, Detached, SearchWith, StopAsked
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.redis_projector import RedisProjectorActor
@@ -40,11 +41,15 @@ from agentbus.clock import Clock, SystemClock
 from agentbus.config import Config
 from agentbus.encoding import encode_line
 from agentbus.ids import BusId
+from agentbus.inspection import find_command
 from agentbus.limits import MIB, SHUTDOWN_GRACE_SECONDS
 from agentbus.projection.connection import connect
 from agentbus.projection.launching import RedisSettings
+from agentbus.projection.searching import RedisSearch
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamReader
+from agentbus.rules.query import SearchEngine
+from agentbus.store.fts import TextSearch, require_fts5
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.reader import Reader
 from agentbus.store.reset import reset_database
@@ -83,6 +88,7 @@ class System:
         self._timer: Timer | None = None
         self._dispatcher: Dispatcher | None = None
         self._listener: Listener | None = None
+        self._desk: InspectionDesk | None = None
         self._registrar: Address[Any] | None = None
         self._flow: list[Address[Any]] = []  # ledger and projector, in the order of the flow
         self._threaded: list[Address[Any]] = []
@@ -98,6 +104,10 @@ class System:
 
     def _start(self) -> None:
         config, clock = self._config, self._clock
+        command = find_command(config)
+        if command:
+            timeout_s = config.inspection_timeout_seconds
+            self._desk = InspectionDesk(command, timeout_s, self._crashed)
         timer = self._timer = Timer(clock, crashed=self._crashed)
         dispatcher = self._dispatcher = Dispatcher()
         channels = ChannelDirectory(dispatcher, self._crashed)
@@ -108,12 +118,24 @@ class System:
             RedisServer(self._redis_settings()), self._open_store, channels, self._supervisor
         )
         ledger_actor = ReceiptLedgerActor(
-            lambda: LedgerStore(database_path(config), config, clock), projector_actor.address
+            lambda: LedgerStore(database_path(config), config, clock),
+            projector_actor.address,
+            self._desk,
         )
         # The ledger first: it makes the database that the others read.
         ledger = self._begin(ledger_actor, self._flow)
         projector = self._begin(projector_actor, self._flow, within_s=REDIS_START_SECONDS)
+        engine = projector_actor.search_engine
+        if engine == "sqlite":
+            require_fts5()
+        ledger.tell(SearchWith(engine))
+        search_turn = threading.Lock()
         bus_id = self._read_bus_id()
+
+        def open_search() -> SearchEngine:
+            if engine == "redis":
+                return RedisSearch(connect(self._paths.redis_socket), search_turn)
+            return TextSearch(database_path(config))
 
         def neighbours() -> Neighbours:
             return Neighbours(
@@ -124,6 +146,7 @@ class System:
                 timer=timer,
                 open_streams=lambda: StreamReader(connect(self._paths.redis_socket)),
                 open_store=self._open_store,
+                open_search=open_search,
             )
 
         registrar_actor = RegistrarActor(
@@ -146,6 +169,7 @@ class System:
                 "ledger": asdict(ledger_actor.ledger_statistics()),
                 "projector": asdict(projector_actor.projector_statistics()),
                 "cleanup": asdict(cleanup_actor.cleanup_statistics()),
+                "inspection": self._inspection_counters(),
                 "channels": {"actors": len(channels.addresses())},
             },
         )
@@ -216,7 +240,14 @@ class System:
     def _actor_statistics(self) -> list[ActorStatistics]:
         live = [route.address for route in self._routes.all()]
         fixed = (*self._flow, *self._threaded, *self._pooled)
-        return [address.statistics() for address in (*fixed, *live)]
+        return [address.statistics() for address in (*fixed, *self._inspectors(), *live)]
+
+    def _inspectors(self) -> tuple[Address[Any], ...]:
+        return self._desk.addresses if self._desk is not None else ()
+
+    def _inspection_counters(self) -> dict[str, Any]:
+        statistics = InspectionStatistics() if self._desk is None else self._desk.statistics()
+        return {"command": list(self._config.inspection_command), **asdict(statistics)}
 
     # --- what the supervisor and failing actors can do ---
 
@@ -253,7 +284,9 @@ class System:
             address.tell(Detached())  # they flush their reports to the ledger
         clean &= _stop_in_turn([*attachments, *self._flow], deadline_s)
         self._answer_stops()
-        clean &= _stop_in_turn(self._threaded, deadline_s)
+        if self._desk is not None:
+            self._desk.cancel()  # the ledger has answered whoever waited for a verdict
+        clean &= _stop_in_turn([*self._inspectors(), *self._threaded], deadline_s)
         if self._dispatcher is not None:
             clean &= self._dispatcher.stop(_left_s(deadline_s))
         if self._timer is not None:

@@ -38,7 +38,6 @@ __all__ = [
     "Json",
     "Setting",
     "Source",
-    "check_supported",
     "default_path",
     "load_config",
 ]
@@ -153,18 +152,6 @@ def load_config(path: Path | None = None) -> Config:
         row.name: "file" if row.name in given else "default" for row in SETTINGS
     }
     return Config(**values, path=file, source=MappingProxyType(source))
-
-
-def check_supported(config: Config) -> None:
-    """Refuse settings that are valid but that this version cannot honour. Raises ConfigError."""
-    if config.inspection_command:
-        raise ConfigError(
-            config.path,
-            f"inspection_command is {shown(list(config.inspection_command))}, but the inspection "
-            "hook is not available in this version and nothing is ever allowed by silence; "
-            "remove the key to start",
-            key="inspection_command",
-        )
 
 
 # There is nothing to check for `prefetch_mib` against `max_message_kib`: the smallest prefetch

@@ -102,6 +102,21 @@ def encode_envelope(
     return encode(data)
 
 
+def body_of(envelope: dict[str, Any]) -> Body:
+    """What the sender decided, out of a decoded envelope."""
+    return Body(
+        content=envelope["content"],
+        type=envelope.get("type"),
+        subject=envelope.get("subject"),
+        reply_to=envelope.get("reply_to"),
+        thread=envelope.get("thread"),
+        metadata=envelope.get("metadata"),
+        references=tuple(Reference(**reference) for reference in envelope.get("references", ())),
+        tags=tuple(envelope.get("tags", ())),
+        depth=envelope["depth"],
+    )
+
+
 def check_size(encoded: bytes, max_message_kib: int) -> None:
     """Refuse an envelope over the configured limit, saying both numbers."""
     limit_bytes = max_message_kib * KIB

@@ -54,8 +54,21 @@ JSON_DEPTH = 32
 
 SEARCH_PAGE_DEFAULT = 100
 SEARCH_PAGE_MAX = 1000
+CURSOR_BYTES = 32
+"""Of the token that continues a search."""
+
+SEARCH_TEXT_BYTES = 4 * KIB
+SEARCH_WORDS = 64
+"""Words and phrases of one search text; more are no question that somebody asks."""
+
+SEARCH_SECONDS = 1.0
+"""Time limit of one search, waiting for its turn included. Redis serves nobody meanwhile, so it is
+well below the patience of whoever else waits for Redis."""
 
 GAPS_PER_RESULT = 256
+
+MEMORY_CHANGES = 100
+"""Changed memories that an attach names at most, the newest ones."""
 
 BATCH_OPERATIONS = 256
 BATCH_BYTES = 4 * MIB
@@ -69,6 +82,13 @@ LOG_FILES = 4
 
 INSPECTION_OUTPUT_BYTES = 64 * KIB
 INSPECTIONS_AT_ONCE = 32
+"""Runs of the inspection command, one per sender."""
+
+INSPECTIONS_WAITING = 256
+"""Mutations that wait for one of those runs to end; beyond: `overloaded`."""
+
+INSPECTION_REASON_CHARACTERS = 1000
+"""Of a denial's reason, as its caller sees it; a longer one is cut."""
 
 WAIT_UNKNOWN_CLIENT_SECONDS = 50
 """Longest effective receive wait for a client whose tool limit is not known."""

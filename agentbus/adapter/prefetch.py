@@ -4,7 +4,8 @@ Owns the queues of the attachment's subscriptions (subscription.py), the batches
 the credit to give back, the numbers of the handoff reports and the expiry notices. Never does I/O
 and never waits: link.py moves what this module decides. Used in the thread of the event loop only.
 
-    attached / new_epoch / subscribed / left / expire / accept    what the daemon says
+    attached / new_epoch / subscribed / left / expire                     what the daemon says
+    accept / supersede
     take -> Batch, settle(batch, ...), replay() -> Batch                  what results do
     credit_due(), report_due(), committed(report), failed(report)         what the daemon is told
     arrival(), confirms(arrival)                                          what a later call proves
@@ -16,11 +17,11 @@ handed off here is never given out twice, whatever the daemon has heard of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agentbus.adapter.subscription import Arrived, Entry, Gap, Record, SubscriptionQueue
+from agentbus.adapter.subscription import Arrived, Entry, Gap, Held, Record, SubscriptionQueue
 from agentbus.errors import CursorExpiredError, NotFoundError
 from agentbus.limits import GAPS_PER_RESULT
 
@@ -101,7 +102,7 @@ class Prefetch:
         self._handoffs = 0
         self._report_number = 0
         self._unconfirmed: deque[tuple[int, int]] = deque()  # (report, handoffs when it was made)
-        self._last_records: tuple[tuple[int, Entry], ...] = ()
+        self._last_records: tuple[tuple[int, Record], ...] = ()
 
     # --- what the daemon says ---------------------------------------------------------------------
 
@@ -117,6 +118,7 @@ class Prefetch:
             expiry.told = expiry.told or expiry.report is not None
             expiry.report = None
         self._start_window(epoch)
+        self._forget_last_memories()
         live: set[int] = set()
         for row in subscriptions:
             subscription = row["subscription"]
@@ -133,6 +135,7 @@ class Prefetch:
     def new_epoch(self, epoch: int) -> None:
         """After a recovery the daemon delivers again from its positions and forgets credit."""
         self._start_window(epoch)
+        self._forget_last_memories()
         for queue in self._subscriptions.values():
             queue.invalidate()
             queue.reported = queue.sent = queue.committed
@@ -164,6 +167,34 @@ class Prefetch:
         self._give_back(
             queue.accept(arrived, window=window, own_session=self.session_id if own else None)
         )
+
+    def supersede(self, subscription: int, position: int, message: dict[str, Any] | None) -> None:
+        """The memory at this position of a subscription has this revision now, or is gone (None).
+
+        What is on its way out or was handed off is left alone, but is not shown again as it was.
+        """
+        queue = self._subscriptions.get(subscription)
+        if queue is not None:
+            self._give_back(queue.supersede(position, message))
+        last: list[tuple[int, Record]] = []
+        for owner, record in self._last_records:
+            if (owner, record.position) != (subscription, position):
+                last.append((owner, record))
+            elif message is not None:
+                last.append((owner, record.updated(message)))
+        self._last_records = tuple(last)
+
+    def held_memories(self, channels: Collection[str], count: int) -> list[Held]:
+        """The memories that a take of so many messages may show."""
+        return [held for queue in self.select(channels) for held in queue.held(count)]
+
+    def last_memories(self) -> list[Held]:
+        """The memories that a replay shows."""
+        return [
+            (owner, record.position, record.message["message_id"], record.message["revision"])
+            for owner, record in self._last_records
+            if record.is_memory
+        ]
 
     # --- what results do --------------------------------------------------------------------------
 
@@ -261,14 +292,14 @@ class Prefetch:
         if batch.is_replay:
             return
         if handed_off and batch.records:
-            self._last_records = tuple(e for e in batch.entries if isinstance(e[1], Record))
+            self._last_records = tuple(self._as_they_are(batch))
         by_subscription: dict[int, list[Entry]] = {}
         for subscription, entry in batch.entries:
             by_subscription.setdefault(subscription, []).append(entry)
         for subscription, entries in by_subscription.items():
             queue = self._subscriptions.get(subscription)
             if queue is not None:
-                queue.settle(entries, handed_off=handed_off, bytes_left=bytes_left)
+                self._give_back(queue.settle(entries, handed_off=handed_off, bytes_left=bytes_left))
             if handed_off or queue is None:
                 self._give_back(entry for entry in entries if isinstance(entry, Record))
         if handed_off:
@@ -348,6 +379,19 @@ class Prefetch:
             queue = SubscriptionQueue(subscription, channel, position)
             self._subscriptions[subscription] = queue
         return queue
+
+    def _as_they_are(self, batch: Batch) -> Iterator[tuple[int, Record]]:
+        """The records of a batch, memories as they are now."""
+        for subscription, entry in batch.entries:
+            if isinstance(entry, Record):
+                queue = self._subscriptions.get(subscription)
+                current = entry if queue is None else queue.current(entry)
+                if current is not None:
+                    yield subscription, current
+
+    def _forget_last_memories(self) -> None:
+        """What happened to them meanwhile is not known here."""
+        self._last_records = tuple(e for e in self._last_records if not e[1].is_memory)
 
     def _drop(self, subscription: int) -> None:
         """Forget the subscription; results under way then settle without a report for it."""

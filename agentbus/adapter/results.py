@@ -174,6 +174,14 @@ def fit_history_message(body: Mapping[str, Any], characters: int) -> dict[str, A
     return {**body, "message": message, "next_offset": next_offset}
 
 
+def fit_memory(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
+    """The answer of `get_memory` with as much content as fits; history continues it."""
+    if _characters(body) <= characters:
+        return dict(body)
+    rest = _characters({**body, "memory": {}})
+    return {**body, "memory": fit_message(body["memory"], characters - rest)}
+
+
 def fit_list(
     body: Mapping[str, Any], key: str, characters: int, *, from_end: bool = False
 ) -> dict[str, Any]:
@@ -197,6 +205,14 @@ def fit_list(
             items = [fit_message(items[0], characters - _characters({**body, key: []}))]
     chosen = items[len(items) - kept :] if from_end else items[:kept]
     return {**body, key: chosen, "more": True}
+
+
+def fit_search(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
+    """The page of a search, cut to fit; then its cursor goes on after the last message kept."""
+    fitted = fit_list(body, "messages", characters)
+    if fitted.pop("more", False):
+        fitted["cursor"] = str(fitted["messages"][-1]["sequence"])
+    return fitted
 
 
 def _characters(value: Any) -> int:

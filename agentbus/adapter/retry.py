@@ -14,6 +14,7 @@ from typing import Any
 from agentbus.adapter.link import Link
 from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.limits import ADAPTER_RETRY_SECONDS
+from agentbus.protocol.operations import MUTATIONS
 
 _RETRIED = frozenset({"unavailable", "stale_attachment", "session_already_connected", "unknown"})
 _PAUSE_S = 0.05
@@ -61,10 +62,10 @@ class Retry:
             )
 
     def outcome(self, error: BusError, method: str, args: dict[str, Any]) -> BusError:
-        """What to tell at last: of a send that may have been carried out, that this is unknown."""
-        if method != "send" or not self.uncertain or error.code not in _RETRIED:
+        """What to tell at last: of a mutation that may have been done, that this is unknown."""
+        if method not in MUTATIONS or not self.uncertain or error.code not in _RETRIED:
             return error
         return UnknownOutcomeError(
-            f"send: whether the message was accepted is not known ({error.message}); repeat the "
+            f"{method}: whether it was accepted is not known ({error.message}); repeat the "
             f"call with operation_id {args['operation_id']!r}, it then has one effect at most"
         )

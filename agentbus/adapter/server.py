@@ -25,7 +25,7 @@ from agentbus.adapter.binding import Binder, agent_name, repository_hint
 from agentbus.adapter.calls import Calls
 from agentbus.adapter.conversation import Profile
 from agentbus.adapter.link import Link
-from agentbus.config import check_supported, load_config
+from agentbus.config import load_config
 from agentbus.errors import BusError
 from agentbus.transport.singleton import RuntimePaths, runtime_directory
 
@@ -48,7 +48,7 @@ def run(agent: str | None, config_path: Path | None, session: str | None) -> int
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its warnings repeat what was received
     parent_pid = os.getppid()
     try:
-        check_supported(load_config(config_path))
+        load_config(config_path)  # a refused one is said here, before a harness waits for tools
         folder = _folder()
         profile = Profile(agent_name(agent, folder), repository_hint(folder), parent_pid)
         binder = Binder(session, os.environ)

@@ -36,6 +36,8 @@ receive from them.
 polling. Messages marked `redelivered` may have been seen before.
 - send answers with the message_id; use reply_to when you answer. Keep messages short; send long \
 material as a reference to a file.
+- A memory channel (list_channels: kind memory) holds shared notes that are edited in place: \
+send creates one, get_memory, edit_memory and delete_memory take its message_id as memory_id.
 - An error names a code, says whether a retry can help (`retryable`), and what to do."""
 
 
@@ -109,6 +111,35 @@ _WORDS: dict[str, _Words] = {
             "duplicate": "boolean",
         },
     ),
+    "get_memory": _Words(
+        "Get memory",
+        "The current revision of a memory.",
+        {"memory": "object"},
+        read_only=True,
+    ),
+    "edit_memory": _Words(
+        "Edit memory",
+        "Replace a memory's content; other fields stay unless given, null clears one. The last "
+        "edit wins: see `replaced` for whose revision it took the place of.",
+        {
+            "memory_id": "string",
+            "revision": "integer",
+            "sequence": "integer",
+            "operation_id": "string",
+            "duplicate": "boolean",
+            "replaced": "object",
+        },
+    ),
+    "delete_memory": _Words(
+        "Delete memory",
+        "Delete a memory for everybody.",
+        {
+            "memory_id": "string",
+            "revision": "integer",
+            "operation_id": "string",
+            "duplicate": "boolean",
+        },
+    ),
     "receive": _Words(
         "Receive",
         "Take waiting messages of your channels, in order, each once. wait_seconds waits for the "
@@ -129,6 +160,14 @@ _WORDS: dict[str, _Words] = {
         "message_id (offset continues a truncated one).",
         {"messages": "array", "message": "object", "more": "boolean"},
         read_only=True,
+    ),
+    "search": _Words(
+        "Search",
+        "Find messages and memories of all channels by words and fields, newest first. Words match "
+        'whole; "a phrase"; begin* matches beginnings. cursor continues.',
+        {"messages": "array", "engine": "string"},
+        read_only=True,
+        meta=_BIG_RESULT,
     ),
     "discover": _Words(
         "Discover",

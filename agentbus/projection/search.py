@@ -1,86 +1,33 @@
-"""The search index and the documents in it.
+"""The search index in Redis, and how a document is written into it.
 
-Owns the definition of the index and how a message becomes a document. Asking the index is not here.
-Documents are written by `streams.StreamWriter`, in the same call as the stream entries.
+Owns the definition of the index. Asking it is in searching.py. Documents are written by
+`streams.StreamWriter`, in the same call as the stream entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
-
 import redis
 
-from agentbus.ids import SessionId
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, execute
 from agentbus.projection.errors import redis_errors
-from agentbus.rules.terms import encode_term, indexed
+from agentbus.rules.documents import SearchDocument
+
+WHOLE_MARK = "zw"
+"""Before each term of `whole`; no code of a term begins so. The module numbers the words of a
+document through all its text fields, so an unmarked phrase would match across two of them."""
 
 _TEXT_FIELDS = ("text", "whole")
 _TAG_FIELDS = ("channel", "sender", "session", "thread", "reply_to", "type", "tags")
-
-_tag = lru_cache(maxsize=4096)(encode_term)  # the same few senders and channels all the time
-
-
-@dataclass(frozen=True, slots=True)
-class SearchDocument:
-    """The indexed form of one message, without its sequence (the stream entry has that).
-
-    All text is terms of `[a-z0-9]`: space separated in `text` and `whole`, one per value elsewhere
-    (comma separated in `tags`). Empty: the message has no such field.
-    """
-
-    text: str
-    whole: str
-    channel: str
-    sender: str
-    session: str
-    thread: str
-    reply_to: str
-    type: str
-    tags: str
-    sent_at_ms: int
-
-
-def document_of(
-    *,
-    channel: str,
-    sender: str,
-    session_id: SessionId,
-    sent_at_ms: int,
-    content: str,
-    subject: str | None = None,
-    references: Iterable[str] = (),
-    thread: str | None = None,
-    reply_to: str | None = None,
-    type_: str | None = None,
-    tags: Iterable[str] = (),
-) -> SearchDocument:
-    """Subject, content and the values of references are one text; the other fields match exactly.
-
-    `channel` is the name; `sender` the agent's name.
-    """
-    terms, whole = indexed("\n".join([subject or "", content, *references]))
-    return SearchDocument(
-        text=terms,
-        whole=whole,
-        channel=_tag(channel),
-        sender=_tag(sender),
-        session=_tag(session_id),
-        thread=_tag(thread or ""),
-        reply_to=_tag(reply_to or ""),
-        type=_tag(type_ or ""),
-        tags=",".join(_tag(tag) for tag in tags),
-        sent_at_ms=sent_at_ms,
-    )
 
 
 def hash_fields(document: SearchDocument, sequence: int) -> list[str | int]:
     """Field, value, field, value: the arguments of HSET. Empty fields are left out."""
     fields: list[str | int] = ["sequence", sequence, "sent_at", document.sent_at_ms]
-    for name in (*_TEXT_FIELDS, *_TAG_FIELDS):
+    if document.whole:
+        marked = WHOLE_MARK + document.whole.replace(" ", f" {WHOLE_MARK}")
+        fields += ("text", document.text, "whole", marked)
+    for name in _TAG_FIELDS:
         value: str = getattr(document, name)
         if value:
             fields += (name, value)

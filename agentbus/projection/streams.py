@@ -13,14 +13,16 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias, assert_never
 
 import redis
 
-from agentbus.ids import BusId, ChannelId, Sequence, SessionId
+from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, Command, execute, execute_many
 from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
-from agentbus.projection.search import SearchDocument, hash_fields
+from agentbus.projection.search import hash_fields
+from agentbus.rules.documents import SearchDocument
 
 READ_ENTRIES = 64
 """Entries fetched per round trip when a byte ceiling is given, so that it overshoots by little."""
@@ -33,10 +35,11 @@ _ALREADY_THERE = "equal or smaller than the target stream top item"
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """One message as it lies in the stream of its channel.
+    """One message or memory as it lies in the stream of its channel.
 
+    `sequence` is its place there: of a memory that of its creation, whatever revision is live.
     `envelope` is the encoded envelope, made once and handed on as it is. `document` is only needed
-    for writing, and only where Redis is the search engine.
+    for writing, and only where Redis is the search engine. `memory` names a memory.
     """
 
     channel_id: ChannelId
@@ -44,18 +47,44 @@ class StreamEntry:
     session_id: SessionId
     envelope: bytes
     document: SearchDocument | None = None
+    memory: MessageId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRevision:
+    """A memory has this envelope, of this sequence, from now on; its entry stays where it is."""
+
+    memory_id: MessageId
+    position: Sequence
+    sequence: Sequence
+    envelope: bytes
+    document: SearchDocument | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRemoval:
+    """A memory is gone, and its entry with it; that is no gap."""
+
+    channel_id: ChannelId
+    memory_id: MessageId
+    position: Sequence
+
+
+Projection: TypeAlias = StreamEntry | MemoryRevision | MemoryRemoval
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSlice:
-    """Consecutive entries of one channel.
+    """Consecutive entries of one channel, up to `through` (its cursor if there are none).
 
-    `removed_through` was read after the entries and is at least what had been removed when they
-    were read: entries between a cursor and the first of these are missing only if it says so.
-    `more` says that the ceiling, not the end of the stream, ended the slice.
+    A memory that was deleted while it was read is passed over. `removed_through` was read after the
+    entries and is at least what had been removed when they were read: entries between a cursor and
+    the first of these are missing only if it says so. `more` says that the ceiling, not the end of
+    the stream, ended the slice.
     """
 
     entries: list[StreamEntry]
+    through: Sequence
     removed_through: Sequence
     more: bool
 
@@ -67,22 +96,29 @@ class StreamWriter:
         self._client = client
         self._search = search
 
-    def project(self, entries: collections.abc.Sequence[StreamEntry], through: Sequence) -> None:
-        """Append `entries` (in commit order) and record that all up to `through` is projected.
+    def project(self, changes: collections.abc.Sequence[Projection], through: Sequence) -> None:
+        """Apply `changes` (in commit order) and record that all up to `through` is projected.
 
         Entries that a stream already has are left as they are.
         """
-        commands = self._append_commands(entries)
+        commands = self._commands(changes)
         commands.append(("HSET", keys.MARKER, keys.MARKER_SEQUENCE, through))
         self._transact("project a batch", commands, tolerate=_ALREADY_THERE)
 
-    def load(self, entries: collections.abc.Sequence[StreamEntry]) -> None:
-        """Append `entries` during a rebuild, in any order of channels, marking nothing.
+    def restate(self, changes: collections.abc.Sequence[Projection]) -> None:
+        """Apply changes to memories that may be there already, marking nothing.
+
+        New memories of one channel come in the order of their positions.
+        """
+        self._transact("restate memories", self._commands(changes), tolerate=_ALREADY_THERE)
+
+    def load(self, changes: collections.abc.Sequence[Projection]) -> None:
+        """Apply `changes` during a rebuild, in any order of channels, marking nothing.
 
         The streams are known to be new, so an entry out of order within its channel is an error
         here: leaving it out would lose it.
         """
-        self._transact("load a batch", self._append_commands(entries))
+        self._transact("load a batch", self._commands(changes))
 
     def mark(self, bus_id: BusId, through: Sequence) -> None:
         """Declare this Redis to be the projection of `bus_id`, complete up to `through`."""
@@ -140,14 +176,6 @@ class StreamWriter:
             if last:
                 return
 
-    def retract(self, channel_id: ChannelId, sequences: collections.abc.Sequence[Sequence]) -> None:
-        """Forget single entries, such as superseded memory revisions, without leaving a gap."""
-        if not sequences:
-            return
-        entries = [keys.entry_id(sequence) for sequence in sequences]
-        commands: list[Command] = [("XDEL", keys.stream(channel_id), *entries)]
-        self._transact("retract entries", commands + self._forget_commands(sequences))
-
     def drop(self, channel_id: ChannelId, through: Sequence) -> None:
         """Forget a whole channel, of which `through` is the newest sequence."""
         self.remove_found(channel_id, through)
@@ -157,19 +185,43 @@ class StreamWriter:
         ]
         self._transact("drop a channel", commands)
 
-    def _append_commands(self, entries: collections.abc.Sequence[StreamEntry]) -> list[Command]:
+    def _commands(self, changes: collections.abc.Sequence[Projection]) -> list[Command]:
         commands: list[Command] = []
-        for entry in entries:
-            commands.append(
-                (
-                    *("XADD", keys.stream(entry.channel_id), keys.entry_id(entry.sequence)),
-                    *(keys.ENTRY_ENVELOPE, entry.envelope, keys.ENTRY_SESSION, entry.session_id),
-                )
-            )
-            if self._search and entry.document is not None:
-                fields = hash_fields(entry.document, entry.sequence)
-                commands.append(("HSET", keys.document(entry.sequence), *fields))
+        for change in changes:
+            match change:
+                case StreamEntry():
+                    commands += self._entry_commands(change)
+                case MemoryRevision(memory_id, position, sequence, envelope, document):
+                    commands.append(("SET", keys.memory(memory_id), envelope))
+                    # A field that the new revision lacks would stay in the hash.
+                    commands += self._forget_commands([position])
+                    commands += self._document_commands(position, sequence, document)
+                case MemoryRemoval(channel_id, memory_id, position):
+                    commands.append(("XDEL", keys.stream(channel_id), keys.entry_id(position)))
+                    commands.append(("UNLINK", keys.memory(memory_id)))
+                    commands += self._forget_commands([position])
+                case _:
+                    assert_never(change)
         return commands
+
+    def _entry_commands(self, entry: StreamEntry) -> list[Command]:
+        add: Command = ("XADD", keys.stream(entry.channel_id), keys.entry_id(entry.sequence))
+        session: Command = (keys.ENTRY_SESSION, entry.session_id)
+        if entry.memory is None:
+            commands = [(*add, keys.ENTRY_ENVELOPE, entry.envelope, *session)]
+        else:
+            commands = [
+                (*add, keys.ENTRY_MEMORY, entry.memory, *session),
+                ("SET", keys.memory(entry.memory), entry.envelope),
+            ]
+        return commands + self._document_commands(entry.sequence, entry.sequence, entry.document)
+
+    def _document_commands(
+        self, position: Sequence, sequence: Sequence, document: SearchDocument | None
+    ) -> list[Command]:
+        if document is None or not self._search:
+            return []
+        return [("HSET", keys.document(position), *hash_fields(document, sequence))]
 
     def _forget_commands(self, documents: Iterable[Sequence]) -> list[Command]:
         names = [keys.document(sequence) for sequence in documents] if self._search else []
@@ -205,32 +257,29 @@ class StreamReader:
         """
         entries: list[StreamEntry] = []
         size_bytes = 0
+        through = after
         while True:
             wanted = min(count - len(entries), READ_ENTRIES)
-            cursor = entries[-1].sequence if entries else after
-            [(fetched, removed_through)] = self._fetch([(channel_id, cursor)], wanted)
-            for entry in fetched:
+            [fetched] = self._fetch([(channel_id, through)], wanted)
+            for entry in fetched.entries:
                 size_bytes += len(entry.envelope)
                 if entries and size_bytes > max_bytes:
-                    return StreamSlice(entries, removed_through, more=True)
+                    return StreamSlice(entries, through, fetched.removed_through, more=True)
                 entries.append(entry)
-            if len(fetched) < wanted:
-                return StreamSlice(entries, removed_through, more=False)
-            if len(entries) >= count:
-                return StreamSlice(entries, removed_through, more=True)
+                through = entry.sequence
+            through = fetched.through
+            if not fetched.more or len(entries) >= count:
+                return StreamSlice(entries, through, fetched.removed_through, fetched.more)
 
     def read_many(
         self, cursors: collections.abc.Sequence[tuple[ChannelId, Sequence]], count: int
     ) -> list[StreamSlice]:
         """At most `count` entries after each cursor, in one round trip, in the order asked for."""
-        return [
-            StreamSlice(entries, removed_through, more=len(entries) >= count)
-            for entries, removed_through in self._fetch(cursors, count)
-        ]
+        return self._fetch(cursors, count)
 
     def _fetch(
         self, cursors: collections.abc.Sequence[tuple[ChannelId, Sequence]], count: int
-    ) -> list[tuple[list[StreamEntry], Sequence]]:
+    ) -> list[StreamSlice]:
         if not cursors:
             return []
         channel_ids = [channel_id for channel_id, _ in cursors]
@@ -241,28 +290,75 @@ class StreamReader:
         # After the ranges, so that no removal between the two goes unnoticed.
         commands.append(("HMGET", keys.REMOVED, *channel_ids))
         commands.append(("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID))
+        *ranges, marks, is_marked = self._ask(commands)
+        _require(is_marked)
+        memories = self._memories(ranges)
+        slices = []
+        for (channel_id, after), found, mark in zip(cursors, ranges, marks, strict=True):
+            entries = [_entry(channel_id, entry, fields, memories) for entry, fields in found]
+            slices.append(
+                StreamSlice(
+                    [entry for entry in entries if entry is not None],
+                    keys.entry_sequence(found[-1][0]) if found else after,
+                    Sequence(int(mark or 0)),
+                    more=len(found) >= count,
+                )
+            )
+        return slices
+
+    def _memories(self, ranges: list[Any]) -> dict[bytes, bytes]:
+        """Live envelopes of the memories in these ranges, by id.
+
+        Read after the ranges, so it is the newest that is projected; a deleted one is missing, and
+        so would all be of a Redis that was emptied meanwhile.
+        """
+        ids = [
+            fields[1] for found in ranges for _, fields in found if fields[0] == keys.ENTRY_MEMORY
+        ]
+        if not ids:
+            return {}
+        names = [keys.memory(MessageId(memory_id.decode())) for memory_id in ids]
+        envelopes, is_marked = self._ask(
+            [("MGET", *names), ("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID)]
+        )
+        _require(is_marked)
+        return {
+            memory_id: envelope
+            for memory_id, envelope in zip(ids, envelopes, strict=True)
+            if envelope is not None
+        }
+
+    def _ask(self, commands: list[Command]) -> list[Any]:
         with redis_errors("read streams"):
             replies = execute_many(self._client, commands, atomic=False)
             for reply in replies:
                 if isinstance(reply, redis.RedisError):
                     raise reply
-        *ranges, marks, is_marked = replies
-        if not is_marked:
-            raise ProjectionError(EMPTIED)
-        return [
-            (
-                [_entry(channel_id, entry, fields) for entry, fields in found],
-                Sequence(int(mark or 0)),
-            )
-            for channel_id, found, mark in zip(channel_ids, ranges, marks, strict=True)
-        ]
+        return replies
 
 
-def _entry(channel_id: ChannelId, entry: bytes, fields: list[bytes]) -> StreamEntry:
-    _, envelope, _, session_id = fields  # as `_append_commands` wrote them
+def _require(is_marked: int) -> None:
+    """What has no marker is empty or half filled: missing says nothing there."""
+    if not is_marked:
+        raise ProjectionError(EMPTIED)
+
+
+def _entry(
+    channel_id: ChannelId, entry: bytes, fields: list[bytes], memories: Mapping[bytes, bytes]
+) -> StreamEntry | None:
+    """The entry; None for a memory that has been deleted since."""
+    name, value, _, session_id = fields  # as `_entry_commands` wrote them
+    envelope: bytes | None = value
+    memory: MessageId | None = None
+    if name == keys.ENTRY_MEMORY:
+        envelope = memories.get(value)
+        memory = MessageId(value.decode())
+    if envelope is None:
+        return None
     return StreamEntry(
         channel_id=channel_id,
         sequence=keys.entry_sequence(entry),
         session_id=SessionId(session_id.decode()),
         envelope=envelope,
+        memory=memory,
     )

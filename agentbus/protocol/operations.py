@@ -10,17 +10,26 @@ Methods of a connection that are no operation of an agent (attach, credit, hando
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from enum import Enum
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from agentbus.envelope import Body, ChannelKind, Reference
 from agentbus.errors import ValidationError
-from agentbus.limits import OPERATION_ID_BYTES, SUBJECT_CHARACTERS
+from agentbus.limits import (
+    CURSOR_BYTES,
+    OPERATION_ID_BYTES,
+    SEARCH_PAGE_DEFAULT,
+    SEARCH_PAGE_MAX,
+    SEARCH_TEXT_BYTES,
+    SUBJECT_CHARACTERS,
+)
 from agentbus.protocol.fields import (
     Check,
     Choice,
     Flag,
     Integer,
     JsonObject,
+    Moment,
     Name,
     Names,
     Number,
@@ -34,6 +43,16 @@ _OPERATION_ID = Text(
     min_bytes=1,
 )
 _RESERVED_PREFIXES = ("@", "job/")
+
+
+class Unchanged(Enum):
+    """The type of `KEEP`: an argument that was left out, where null means something else."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Unchanged.KEEP
+Kept: TypeAlias = Literal[Unchanged.KEEP]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +157,68 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class GetMemory:
+    """The current revision of a memory."""
+
+    memory_id: str
+
+    NAME: ClassVar[str] = "get_memory"
+    FIELDS: ClassVar[dict[str, Check]] = {"memory_id": Name("The message_id that send gave.")}
+
+
+@dataclass(frozen=True, slots=True)
+class EditMemory:
+    """Replace the current revision of a memory by a new one; the last commit wins.
+
+    A field that is left out keeps its value, null clears it.
+    """
+
+    memory_id: str
+    content: str
+    type: str | Kept | None = KEEP
+    subject: str | Kept | None = KEEP
+    reply_to: str | Kept | None = KEEP
+    thread: str | Kept | None = KEEP
+    metadata: dict[str, Any] | Kept | None = KEEP
+    references: tuple[Reference, ...] | Kept | None = KEEP
+    tags: tuple[str, ...] | Kept | None = KEEP
+    operation_id: str | None = None
+
+    NAME: ClassVar[str] = "edit_memory"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "memory_id": Name("The memory to edit."),
+        "content": Text("The whole new content."),
+        **{
+            key: Send.FIELDS[key]
+            for key in ("type", "subject", "reply_to", "thread", "metadata", "references", "tags")
+        },
+        "operation_id": _OPERATION_ID,
+    }
+    CLEARED_BY_NULL: ClassVar[frozenset[str]] = frozenset(
+        ("type", "subject", "reply_to", "thread", "metadata", "references", "tags")
+    )
+
+    def changes(self) -> dict[str, Any]:
+        """What the new revision has of its own, by field of `Body`; None clears."""
+        named = {name: getattr(self, name) for name in (*sorted(self.CLEARED_BY_NULL), "content")}
+        return {name: value for name, value in named.items() if value is not KEEP}
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMemory:
+    """End a memory; its id is never used again."""
+
+    memory_id: str
+    operation_id: str | None = None
+
+    NAME: ClassVar[str] = "delete_memory"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "memory_id": Name("The memory to delete."),
+        "operation_id": _OPERATION_ID,
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class Receive:
     """Take waiting messages of subscribed channels. Served by the adapter from its queue."""
 
@@ -196,6 +277,40 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """Messages and memories of all channels by their words and by fields, newest first."""
+
+    text: str | None = None
+    channel: str | None = None
+    sender: str | None = None
+    since: int | None = None
+    until: int | None = None
+    thread: str | None = None
+    reply_to: str | None = None
+    type: str | None = None
+    tags: tuple[str, ...] = ()
+    count: int | None = None
+    cursor: str | None = None
+    max_kib: int | None = None
+
+    NAME: ClassVar[str] = "search"
+    FIELDS: ClassVar[dict[str, Check]] = {
+        "text": Text('All of these words; "a phrase"; begin*.', max_bytes=SEARCH_TEXT_BYTES),
+        "channel": Name("Only in this channel."),
+        "sender": Name("Only of this agent (`sender.agent`)."),
+        "since": Moment("Sent then or later."),
+        "until": Moment("Sent then or earlier."),
+        "thread": Name("Only of this thread."),
+        "reply_to": Name("Only answers to this message_id."),
+        "type": Name("Only of this type."),
+        "tags": Names(description="Having all of these; begin* for a beginning."),
+        "count": Integer(1, SEARCH_PAGE_MAX, f"At most so many; default {SEARCH_PAGE_DEFAULT}."),
+        "cursor": Text("From the last result: go on where it ended.", max_bytes=CURSOR_BYTES),
+        "max_kib": Integer(1, 4096, "Ceiling of this result."),
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class Discover:
     """The live sessions on this bus."""
 
@@ -214,13 +329,32 @@ Operation: TypeAlias = (
     | Subscribe
     | Unsubscribe
     | Send
+    | GetMemory
+    | EditMemory
+    | DeleteMemory
     | Receive
     | History
+    | Search
     | Discover
 )
 DaemonOperation: TypeAlias = (
-    WhoAmI | CreateChannel | ListChannels | Subscribe | Unsubscribe | Send | History | Discover
+    WhoAmI
+    | CreateChannel
+    | ListChannels
+    | Subscribe
+    | Unsubscribe
+    | Send
+    | GetMemory
+    | EditMemory
+    | DeleteMemory
+    | History
+    | Search
+    | Discover
 )
+MutatingOperation: TypeAlias = Send | EditMemory | DeleteMemory
+"""Those with a receipt, a rate and an inspection."""
+
+MUTATIONS = frozenset(operation.NAME for operation in (Send, EditMemory, DeleteMemory))
 
 OPERATIONS: dict[str, type[Operation]] = {
     cls.NAME: cls
@@ -231,8 +365,12 @@ OPERATIONS: dict[str, type[Operation]] = {
         Subscribe,
         Unsubscribe,
         Send,
+        GetMemory,
+        EditMemory,
+        DeleteMemory,
         Receive,
         History,
+        Search,
         Discover,
     )
 }
@@ -248,6 +386,7 @@ def parse_operation(name: str, arguments: Any) -> Operation:
     if not isinstance(arguments, dict):
         raise ValidationError(f"{name}: the arguments must be an object")
     checks = operation.FIELDS
+    clearable = _cleared_by_null(operation)
     values: dict[str, Any] = {}
     for key, value in arguments.items():
         check = checks.get(key)
@@ -255,7 +394,9 @@ def parse_operation(name: str, arguments: Any) -> Operation:
             known = ", ".join(checks) or "none"
             raise ValidationError(f"{name}: unknown argument {key!r}; known: {known}")
         if value is None:
-            continue  # an explicit null means the default, as many clients send it
+            if key in clearable:
+                values[key] = None
+            continue  # elsewhere a null means the default, as many clients send it
         try:
             attribute = _WIRE_TO_ATTRIBUTE[key] if key in _WIRE_TO_ATTRIBUTE else str(key)
             values[attribute] = check(value)
@@ -269,9 +410,19 @@ def parse_operation(name: str, arguments: Any) -> Operation:
     return operation(**values)
 
 
+def given_arguments(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The raw arguments of a parsed operation without the nulls that only mean the default."""
+    clearable = _cleared_by_null(type(operation))
+    return {key: value for key, value in arguments.items() if value is not None or key in clearable}
+
+
 def required_fields(operation: type[Operation]) -> tuple[str, ...]:
     """Names of the arguments without a default."""
     return _REQUIRED[operation.NAME]
+
+
+def _cleared_by_null(operation: type[Operation]) -> frozenset[str]:
+    return operation.CLEARED_BY_NULL if issubclass(operation, EditMemory) else frozenset()
 
 
 def _required(operation: type[Operation]) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """The frames of a connection that are not operations of an agent.
 
-Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`, the
-operations of operations.py, and for people `status`, `channels`, `sessions`, `stop`, `reset`.
+Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`,
+`memories`, the operations of operations.py, and for people `status`, `channels`, `sessions`,
+`stop`, `reset`.
 Client to daemon, notifications: `credit`, `used`, `cancel_pull`.
-Daemon to client, notifications: `deliver`, `expired`, `readiness`, `detached`, `stopping`.
+Daemon to client, notifications: `deliver`, `invalidate`, `notice`, `expired`, `readiness`,
+`detached`, `stopping`.
 
 Every frame of an attachment names it as `attachment: [session_id, generation]`. Sequences and
 positions are those of the bus, `subscription` is a row id. See docs/protocol.md for the shapes.
@@ -17,7 +19,7 @@ from typing import Any
 from agentbus.encoding import check_text, raw
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment, IdentitySource, SessionIdentity
-from agentbus.ids import Generation, Sequence, SessionId
+from agentbus.ids import Generation, MessageId, Sequence, SessionId
 from agentbus.protocol.fields import check_name, describe
 
 IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process")
@@ -113,6 +115,25 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """A memory that waits in an adapter, at a position of a subscription, in this revision."""
+
+    subscription: int
+    position: Sequence
+    memory_id: MessageId
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompareMemories:
+    """Ask which of these are no longer so. Answered with how many were compared, and those that
+    differ as `[subscription, position, envelope or null]`."""
+
+    attachment: Attachment
+    held: tuple[HeldMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CancelPull:
     attachment: Attachment
     number: int
@@ -134,6 +155,9 @@ class GapRange:
 class Delivery:
     """What one subscription has to show between two positions: `after` (exclusive) to `through`.
 
+    Each record is a position and an envelope. The position is the envelope's sequence, of a memory
+    the sequence of its creation, whichever revision the envelope is.
+
     `gaps` lie before or between the records by their sequences. Own messages are left out unless
     asked for, so `through` may be above the last record. Records up to `redelivered_through` were
     handed off before without being confirmed.
@@ -144,19 +168,24 @@ class Delivery:
     after: Sequence
     through: Sequence
     redelivered_through: Sequence
-    records: tuple[bytes, ...]
+    records: tuple[tuple[Sequence, bytes], ...]
     gaps: tuple[GapRange, ...] = ()
     oldest_retained: Sequence | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the envelopes."""
+        return sum(len(envelope) for _, envelope in self.records)
+
     def as_data(self) -> dict[str, Any]:
-        """For a frame; the records are embedded as they were encoded by the ledger."""
+        """For a frame; the envelopes are embedded as they were encoded by the ledger."""
         data: dict[str, Any] = {
             "subscription": self.subscription,
             "channel": self.channel,
             "after": self.after,
             "through": self.through,
             "redelivered_through": self.redelivered_through,
-            "records": [raw(record) for record in self.records],
+            "records": [[position, raw(envelope)] for position, envelope in self.records],
         }
         if self.gaps:
             data["gaps"] = [[gap.from_sequence, gap.to_sequence, gap.cause] for gap in self.gaps]
@@ -238,6 +267,17 @@ class Fields:
                 raise self._bad(key, "a list of [subscription, sequence]", item)
             result[item[0]] = Sequence(item[1])
         return result
+
+    def held_memories(self, key: str) -> tuple[HeldMemory, ...]:
+        """`[[subscription, position, memory id, revision], ...]`."""
+        value = self._params.get(key)
+        if not isinstance(value, list):
+            raise self._bad(key, "a list of held memories", value)
+        for item in value:
+            kinds = [type(part) for part in item] if isinstance(item, list) else None
+            if kinds != [int, int, str, int]:
+                raise self._bad(key, "[subscription, position, memory_id, revision]", item)
+        return tuple(HeldMemory(*item) for item in value)
 
     def integers(self, key: str) -> tuple[int, ...]:
         value = self._params.get(key, [])
@@ -355,6 +395,11 @@ def parse_pull(params: Any) -> Pull:
         read.integer("wait_ms", 0, 0),
         read.flag("include_own"),
     )
+
+
+def parse_memories(params: Any) -> CompareMemories:
+    read = Fields("memories", params, frozenset({"attachment", "held"}))
+    return CompareMemories(read.attachment(), read.held_memories("held"))
 
 
 def parse_cancel_pull(params: Any) -> CancelPull:

@@ -29,20 +29,25 @@ class Submitted(Protocol):
 def fingerprint(operation: Submitted) -> bytes:
     """A hash over the canonical JSON of the payload, whatever the order of its object keys.
 
-    Absent fields are left out, so that an operation which gains an optional field still recognises
-    a repeat of a call from before.
+    Fields at their default are left out, so that an operation which gains an optional field still
+    recognises a repeat of a call from before.
     """
     return digest(payload_of(operation))
 
 
 def payload_of(operation: Submitted) -> bytes:
     """The canonical JSON of what was submitted; its length is what the byte rate is charged."""
-    payload: dict[str, Any] = {}
-    for name in _payload_fields(type(operation)):
+    return encode_canonical([operation.NAME, submitted_fields(operation)])
+
+
+def submitted_fields(operation: Submitted) -> dict[str, Any]:
+    """What the caller gave, by field; a field at its default counts as not given."""
+    given = {}
+    for name, default in _payload_fields(type(operation)):
         value = getattr(operation, name)
-        if value is not None and value != ():
-            payload[name] = value
-    return encode_canonical([operation.NAME, payload])
+        if value != default:
+            given[name] = value
+    return given
 
 
 def digest(payload: bytes) -> bytes:
@@ -51,5 +56,7 @@ def digest(payload: bytes) -> bytes:
 
 
 @cache
-def _payload_fields(operation: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(operation) if field.name != _OWN_KEY)
+def _payload_fields(operation: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (field.name, field.default) for field in fields(operation) if field.name != _OWN_KEY
+    )

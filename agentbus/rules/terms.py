@@ -15,8 +15,9 @@ import re
 import unicodedata
 from functools import lru_cache
 
-WORD_CHARACTERS = 128
-"""A longer run of letters and digits (an encoded file, a key) is cut to this."""
+WORD_CHARACTERS = 120
+"""A longer run of letters and digits (an encoded file, a key) is cut to this, and so is the code of
+a term: Redis search silently leaves out terms of more than 128 characters."""
 
 SPLIT_CHARACTERS = 64
 """A run longer than this is not a name that somebody reads, so it is not split into parts."""
@@ -139,7 +140,7 @@ _Analysis = tuple[tuple[str, ...], tuple[str, ...]]
 def _analyse(run: str) -> _Analysis:
     if run.isascii():
         word = run[:WORD_CHARACTERS]
-        return tuple(encode_term(part) for part in _parts(word)), (encode_term(word.lower()),)
+        return _encoded(_parts(word)), _encoded([word.lower()])
     parts: list[str] = []
     whole: list[str] = []
     for match in _WORD.finditer(_folded(run)):
@@ -154,7 +155,11 @@ def _analyse(run: str) -> _Analysis:
         elif unicodedata.category(found) == "So":  # emoji, but not arrows, quotes or modifiers
             parts.append(found)
             whole.append(found)
-    return tuple(map(encode_term, parts)), tuple(map(encode_term, whole))
+    return _encoded(parts), _encoded(whole)
+
+
+def _encoded(texts: list[str]) -> tuple[str, ...]:
+    return tuple(encode_term(text)[:WORD_CHARACTERS] for text in texts)
 
 
 _analysed_short = lru_cache(maxsize=CACHED_RUNS)(_analyse)

@@ -14,10 +14,12 @@ from agentbus.store.changes import (
     BindSession,
     Done,
     Fact,
+    MemoryChange,
     SessionBound,
     SubscriptionOpened,
     SubscriptionRow,
 )
+from agentbus.store.memories import memory_changes
 from agentbus.store.schema import PLACE, Agent, Session, insert_text, text
 from agentbus.store.subscribing import insert_subscription, rows_of_session
 from agentbus.store.work import Work
@@ -25,7 +27,12 @@ from agentbus.store.work import Work
 _SELECT_AGENT = text(Agent.select(Agent.id).where(Agent.name == PLACE))
 _SELECT_SESSION = text(
     Session.select(
-        Session.id, Session.parent, Session.role, Session.display_name, Session.repository
+        Session.id,
+        Session.parent,
+        Session.role,
+        Session.display_name,
+        Session.repository,
+        Session.last_seen_us,
     ).where(
         (Session.agent == PLACE)
         & (Session.application == PLACE)
@@ -80,6 +87,7 @@ def bind_session(work: Work, change: BindSession) -> Done:
         row = insert_subscription(work, session_id, general, work.counters.last_sequence)
         facts.append(SubscriptionOpened(session_id, row))
         subscriptions: tuple[SubscriptionRow, ...] = (row,)
+        changes: tuple[MemoryChange, ...] = ()
     else:
         session_id = SessionId(known[0])
         # What this attach does not know stays as an earlier one said it.
@@ -91,8 +99,9 @@ def bind_session(work: Work, change: BindSession) -> Done:
         )
         after = (parent, role, name, repository)
         work.execute(_UPDATE_SESSION, (*after, generation, work.now_us, session_id))
-        work.counters.logical_bytes += row_bytes(after) - row_bytes(known[1:])
+        work.counters.logical_bytes += row_bytes(after) - row_bytes(known[1:5])
         subscriptions = rows_of_session(work, session_id, facts)
+        changes = memory_changes(work, subscriptions, since_us=known[5])
     work.staged.generations[session_id] = generation
     return Done(
         SessionBound(
@@ -105,6 +114,7 @@ def bind_session(work: Work, change: BindSession) -> Done:
             generation=generation,
             resumed=known is not None,
             subscriptions=subscriptions,
+            memory_changes=changes,
         ),
         tuple(facts),
     )

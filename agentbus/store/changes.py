@@ -14,10 +14,18 @@ from agentbus.envelope import Body, ChannelKind
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding, SessionIdentity
 from agentbus.ids import AgentId, ChannelId, Generation, MessageId, Sequence, SessionId
-from agentbus.protocol.operations import CreateChannel, Send, Subscribe, Unsubscribe
+from agentbus.protocol.operations import (
+    CreateChannel,
+    DeleteMemory,
+    EditMemory,
+    MutatingOperation,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
 
 GapCause = Literal["age", "capacity"]
-PruneWhat = Literal["messages_by_age", "receipts", "subscriptions"]
+PruneWhat = Literal["messages_by_age", "tombstones", "receipts", "subscriptions"]
 SubscriptionId = int
 """Row id of a subscription, never reused: a report for an older one cannot move a newer one."""
 
@@ -26,10 +34,10 @@ SubscriptionId = int
 
 
 @dataclass(frozen=True, slots=True)
-class SendMessage:
-    """A mutation with a receipt. `fingerprint` comes from rules/receipts.py."""
+class Mutation:
+    """A change with a receipt and a rate. `fingerprint` comes from rules/receipts.py."""
 
-    operation: Send
+    operation: MutatingOperation
     operation_id: str
     fingerprint: bytes
     sender: SenderBinding
@@ -37,6 +45,27 @@ class SendMessage:
     rate_ok: bool
     retry_after_ms: int = 1000
     depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage(Mutation):
+    """Append a message; in a memory channel it creates a memory."""
+
+    operation: Send
+
+
+@dataclass(frozen=True, slots=True)
+class ReviseMemory(Mutation):
+    """Tombstone the live revision and insert the next."""
+
+    operation: EditMemory
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveMemory(Mutation):
+    """Tombstone the live revision; nothing follows it."""
+
+    operation: DeleteMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +128,23 @@ class PruneSlice:
     max_rows: int
 
 
+def mutation(
+    operation: MutatingOperation, **rest: Any
+) -> SendMessage | ReviseMemory | RemoveMemory:
+    """The change that an operation asks for."""
+    match operation:
+        case Send():
+            return SendMessage(operation, **rest)
+        case EditMemory():
+            return ReviseMemory(operation, **rest)
+        case DeleteMemory():
+            return RemoveMemory(operation, **rest)
+
+
 Change: TypeAlias = (
     SendMessage
+    | ReviseMemory
+    | RemoveMemory
     | MakeChannel
     | OpenSubscription
     | CloseSubscription
@@ -124,6 +168,38 @@ class MessageAppended:
     sender: SenderBinding
     body: Body
     envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRevised:
+    """A memory has a new live revision, of this `sequence`.
+
+    `position` is the sequence of the creation: where the memory stands in its channel for life.
+    """
+
+    channel_id: ChannelId
+    channel: str
+    memory_id: MessageId
+    position: Sequence
+    sequence: Sequence
+    revision: int
+    sent_at_us: int
+    sender: SenderBinding
+    body: Body
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRemoved:
+    """A memory was deleted; `sequence` is the deletion's own, `revision` the last one it had."""
+
+    channel_id: ChannelId
+    channel: str
+    memory_id: MessageId
+    position: Sequence
+    sequence: Sequence
+    revision: int
+    sender: SenderBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +244,8 @@ class MessagesRemoved:
 
 Fact: TypeAlias = (
     MessageAppended
+    | MemoryRevised
+    | MemoryRemoved
     | ChannelMade
     | SubscriptionOpened
     | SubscriptionClosed
@@ -231,6 +309,7 @@ class SessionBound:
     generation: Generation
     resumed: bool
     subscriptions: tuple[SubscriptionRow, ...]
+    memory_changes: tuple[MemoryChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +344,36 @@ class RemovedRange:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A retained message as stored."""
+    """A retained message as stored; of a memory its live revision.
+
+    `position` is the sequence itself, of a memory that of its creation; `session_id` who sent it,
+    of a memory who created it.
+    """
 
     channel_id: ChannelId
     sequence: Sequence
     message_id: MessageId
     session_id: SessionId
+    position: Sequence
+    memory: bool
     envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndedMemory:
+    """A memory that was deleted, and where it stood."""
+
+    channel_id: ChannelId
+    memory_id: MessageId
+    position: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """What happened to a memory while a session was away; without `envelope` it was deleted."""
+
+    channel: str
+    memory_id: MessageId
+    revision: int
+    changed_at_us: int
+    envelope: bytes | None

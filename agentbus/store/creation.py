@@ -56,6 +56,7 @@ def insert_first_rows(
             ("bus_id", new_id()),
             ("last_sequence", last_sequence),
             ("last_generation", last_generation),
+            ("purged_through", 0),
             ("logical_bytes", recount(connection)),
         ],
     )

@@ -35,15 +35,21 @@ from agentbus.store.changes import (
     Done,
     MakeChannel,
     MoveCursors,
+    Mutation,
     OpenSubscription,
     Outcome,
     PruneSlice,
     Refused,
+    RemoveMemory,
+    ReviseMemory,
     SendMessage,
 )
 from agentbus.store.connection import CommitUncertain, check_ours, open_writer, unusable
 from agentbus.store.creation import create
+from agentbus.store.fts import TextIndex
+from agentbus.store.memories import remove_memory, revise_memory
 from agentbus.store.pruning import prune_slice
+from agentbus.store.receipts import admit, look_up
 from agentbus.store.sending import send_message
 from agentbus.store.subscribing import (
     close_subscription,
@@ -57,6 +63,8 @@ _log = logging.getLogger(__name__)
 
 _HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
     SendMessage: send_message,
+    ReviseMemory: revise_memory,
+    RemoveMemory: remove_memory,
     MakeChannel: make_channel,
     OpenSubscription: open_subscription,
     CloseSubscription: close_subscription,
@@ -102,6 +110,7 @@ class LedgerStore:
             self._committed = load_committed(self._connection)
             self._bus_id = load_bus_id(self._connection)
             self._verify_accounting(path)
+            self.text_index = TextIndex(self._connection)
         except sqlite3.Error as error:
             self._connection.close()
             raise unusable(path, error) from error
@@ -149,6 +158,21 @@ class LedgerStore:
             _log.warning("the write-ahead log stays beside the database: %s", error)
         self._connection.close()
 
+    def look_up(self, change: Mutation) -> Outcome | None:
+        """What is certain before a mutation is inspected; None: it is new and may go on.
+
+        A repeat has the answer of the first time, and what `apply` would refuse for its attachment,
+        its operation id or its rate is refused. Only reads, and only what is committed.
+        """
+        work = Work(self._connection, self._config, self._committed, self._clock.wall_us())
+        try:
+            admission = admit(work, change)
+        except BusError as error:
+            return Refused(error)
+        except (sqlite3.Error, OSError) as error:
+            return Refused(UnavailableError(f"the database could not be read ({error})"))
+        return admission if isinstance(admission, Done) else None
+
     def apply(self, batch: Batch[Change]) -> list[Outcome]:
         """Commit a batch. The outcomes are in its order. Raises CommitUncertain.
 
@@ -159,11 +183,11 @@ class LedgerStore:
         self._batches += 1
         self._changes += len(batch)
         self._largest_batch = max(self._largest_batch, len(batch))
-        sends = any(type(change) is SendMessage for change in batch)
+        mutates = any(isinstance(change, Mutation) for change in batch)
         try:
             work, outcomes = self._run(batch)
             work.write_counters()
-            if sends:
+            if mutates:
                 reach("before_commit")
         except (sqlite3.Error, OSError) as error:
             return self._unavailable(batch, error)
@@ -171,10 +195,10 @@ class LedgerStore:
             self._rollback()
             raise
         try:
-            if sends:
+            if mutates:
                 reach("commit")
             self._connection.execute("COMMIT")
-            if sends:
+            if mutates:
                 reach("after_commit")
         except (sqlite3.Error, OSError) as error:
             if _wrote_nothing(error):
@@ -200,19 +224,24 @@ class LedgerStore:
     def _run_plain(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
         work = self._begin()
         connection = self._connection
+        look_up(work, (change for change in batch if isinstance(change, Mutation)))
         outcomes: list[Outcome] = []
-        for change in batch:
-            rows_before = connection.total_changes
-            try:
-                outcomes.append(_HANDLERS[type(change)](work, change))
-            except BusError as error:
-                if connection.total_changes != rows_before:
-                    raise _RerunNeeded from None
-                outcomes.append(Refused(error))
-            except Exception as error:
-                if _is_storage_failure(error):
-                    raise
-                raise _RerunNeeded from error
+        try:
+            for change in batch:
+                if type(change) is not SendMessage:
+                    work.flush()
+                before = (connection.total_changes, work.gathered_rows)
+                try:
+                    outcomes.append(_HANDLERS[type(change)](work, change))
+                except BusError as error:
+                    if (connection.total_changes, work.gathered_rows) != before:
+                        raise _RerunNeeded from None
+                    outcomes.append(Refused(error))
+            work.flush()
+        except Exception as error:
+            if _is_storage_failure(error) or isinstance(error, _RerunNeeded):
+                raise
+            raise _RerunNeeded from error
         return work, outcomes
 
     def _run_with_savepoints(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
@@ -224,13 +253,15 @@ class LedgerStore:
             staged = work.staged.copy()
             execute("SAVEPOINT change")
             try:
-                outcomes.append(_HANDLERS[type(change)](work, change))
+                outcome: Outcome = _HANDLERS[type(change)](work, change)
+                work.flush()
             except Exception as error:
                 if _is_storage_failure(error):
                     raise
                 execute("ROLLBACK TO change")
-                work.staged = staged
-                outcomes.append(Refused(_answerable(error, change)))
+                work.forget(staged)
+                outcome = Refused(_answerable(error, change))
+            outcomes.append(outcome)
             execute("RELEASE change")
         return work, outcomes
 

@@ -1,4 +1,4 @@
-"""One bounded slice of cleanup: messages over age, expired receipts, idle subscriptions.
+"""One bounded slice of cleanup: messages over age, old tombstones, receipts, idle subscriptions.
 
 Owns what such a slice removes and the ranges it records, so that no reader misses a message without
 being told. Never decides when to clean up. Runs on the ledger's thread.
@@ -24,6 +24,7 @@ from agentbus.store.changes import (
 )
 from agentbus.store.schema import (
     PLACE,
+    TOMBSTONE,
     Message,
     Receipt,
     RemovedMessages,
@@ -53,6 +54,12 @@ _EXTEND_RANGE = text(
     )
 )
 _INSERT_RANGE = insert_text(RemovedMessages)
+_SELECT_TOMBSTONES = text(
+    Message.select(Message.sequence, Message.ended_sequence, row_bytes_sql(Message))
+    .where(TOMBSTONE & (Message.tombstoned_at_us <= PLACE))
+    .order_by(Message.tombstoned_at_us)
+    .limit(PLACE)
+)
 _SELECT_EXPIRED_RECEIPTS = text(
     Receipt.select(Receipt.session, Receipt.operation_id, row_bytes_sql(Receipt))
     .where(Receipt.expires_at_us <= PLACE)
@@ -74,6 +81,8 @@ def prune_slice(work: Work, change: PruneSlice) -> Done:
     match change.what:
         case "messages_by_age":
             return _messages_by_age(work, change.max_rows)
+        case "tombstones":
+            return _tombstones(work, change.max_rows)
         case "receipts":
             return _receipts(work, change.max_rows)
         case "subscriptions":
@@ -115,6 +124,20 @@ def _removed(
     else:
         work.insert(_INSERT_RANGE, (channel_id, sequences[0], sequences[-1], cause))
     return MessagesRemoved(channel_id, channel.name, sequences[-1], sequences, cause)
+
+
+def _tombstones(work: Work, max_rows: int) -> Done:
+    """Old revisions and deleted memories. Nobody sees them any more, so there is no fact.
+
+    Nothing can bring them back: a rebuild reads live rows, and a replay is only done for a Redis
+    that was told of their end (`purged_through`).
+    """
+    cutoff_us = over_since_us(work.now_us, work.config.tombstone_min_hours)
+    rows = work.execute(_SELECT_TOMBSTONES, (cutoff_us, max_rows)).fetchall()
+    work.connection.executemany(_DELETE_MESSAGE, [(row[0],) for row in rows])
+    work.counters.logical_bytes -= sum(row[2] for row in rows)
+    work.counters.purged_through = max([work.counters.purged_through, *(row[1] for row in rows)])
+    return Done(PruneResult(len(rows), len(rows) == max_rows))
 
 
 def _receipts(work: Work, max_rows: int) -> Done:

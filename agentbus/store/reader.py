@@ -16,12 +16,21 @@ from typing import Any
 
 from peewee import SQL, fn
 
+from agentbus.encoding import encode
 from agentbus.errors import UnavailableError
 from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.rules.cursors import missed
-from agentbus.store.changes import ChannelRow, RemovedRange, StoredMessage, SubscriptionRow
+from agentbus.store.changes import (
+    ChannelRow,
+    EndedMemory,
+    RemovedRange,
+    StoredMessage,
+    SubscriptionRow,
+)
 from agentbus.store.connection import open_reader
+from agentbus.store.memories import LAST_OF_DELETED
 from agentbus.store.schema import (
+    LIVE_MEMORY,
     PLACE,
     Agent,
     Channel,
@@ -54,17 +63,46 @@ _CHANNELS = text(
 _CHANNEL = text(_CHANNEL_ROWS.where(Channel.name == PLACE))
 
 _MESSAGE_ROWS = Message.select(
-    Message.channel, Message.sequence, Message.message_id, Message.session, Message.envelope
+    Message.channel,
+    Message.sequence,
+    Message.message_id,
+    Message.session,
+    Message.position,
+    Message.memory,
+    Message.envelope,
 )
+_LIVE = Message.tombstoned_at_us.is_null()
 _BETWEEN = (Message.channel == PLACE) & (Message.sequence > PLACE) & (Message.sequence < PLACE)
-_OLDEST = text(_MESSAGE_ROWS.where(_BETWEEN).order_by(Message.sequence).limit(PLACE))
-_NEWEST = text(_MESSAGE_ROWS.where(_BETWEEN).order_by(Message.sequence.desc()).limit(PLACE))
-_MESSAGE = text(
-    _MESSAGE_ROWS.where(Message.message_id == PLACE)
-    .order_by(Message.revision.desc())
-    .limit(SQL("1"))
+_OLDEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence).limit(PLACE))
+_NEWEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence.desc()).limit(PLACE))
+_MESSAGE = text(_MESSAGE_ROWS.where((Message.message_id == PLACE) & _LIVE))
+_MEMORY = text(_MESSAGE_ROWS.where((Message.message_id == PLACE) & LIVE_MEMORY))
+_LIVE_ENVELOPES = text(
+    Message.select(Message.sequence, Message.envelope).where(
+        Message.sequence.in_(SQL("(SELECT value FROM json_each(?))")) & _LIVE
+    )
 )
-_SCAN = text(_MESSAGE_ROWS.where(Message.sequence > PLACE).order_by(Message.sequence).limit(PLACE))
+_REVISION = text(
+    Message.select(Message.revision).where((Message.message_id == PLACE) & LIVE_MEMORY)
+)
+_SCAN = text(
+    _MESSAGE_ROWS.where((Message.sequence > PLACE) & (Message.memory == SQL("0")))
+    .order_by(Message.sequence)
+    .limit(PLACE)
+)
+_SCAN_MEMORIES = text(
+    _MESSAGE_ROWS.where((Message.channel == PLACE) & (Message.position > PLACE) & LIVE_MEMORY)
+    .order_by(Message.position)
+    .limit(PLACE)
+)
+_REVISED = text(
+    _MESSAGE_ROWS.where((Message.sequence > PLACE) & (Message.position <= PLACE) & LIVE_MEMORY)
+)
+_DELETED = text(
+    Message.select(Message.channel, Message.message_id, Message.position).where(
+        (Message.ended_sequence > PLACE) & LAST_OF_DELETED
+    )
+)
 _LAG = text(
     Message.select(fn.COUNT(SQL("*"))).from_(
         Message.select(SQL("1"))
@@ -72,6 +110,15 @@ _LAG = text(
         .limit(PLACE)
     )
 )
+_MEMORY_LAG = text(
+    Message.select(fn.COUNT(SQL("*"))).from_(
+        Message.select(SQL("1"))
+        .where((Message.channel == PLACE) & (Message.position > PLACE) & LIVE_MEMORY)
+        .limit(PLACE)
+    )
+)
+_KIND = text(Channel.select(Channel.kind).where(Channel.id == PLACE))
+_MEMORY_CHANNELS = text(Channel.select(Channel.id).where(Channel.kind == SQL("'memory'")))
 _RANGES = text(
     RemovedMessages.select(
         RemovedMessages.from_sequence, RemovedMessages.to_sequence, RemovedMessages.cause
@@ -171,7 +218,10 @@ class Reader:
         after: Sequence | None = None,
         count: int,
     ) -> Page:
-        """The oldest messages after `after`, else the newest before `before` (or of all)."""
+        """The oldest messages after `after`, else the newest before `before` (or of all).
+
+        Of a memory channel live revisions only, by their own sequences.
+        """
         low = after if after is not None else Sequence(0)
         high = before if before is not None else NO_END
         with self._snapshot():
@@ -190,9 +240,23 @@ class Reader:
             return Page(messages, self._ranges(channel_id, low, high), more)
 
     def message(self, message_id: MessageId) -> StoredMessage | None:
-        """The newest revision of a retained message."""
+        """A retained message; of a memory its live revision."""
         rows = self._all(_MESSAGE, message_id)
         return StoredMessage(*rows[0]) if rows else None
+
+    def memory(self, memory_id: MessageId) -> StoredMessage | None:
+        """The live revision of a memory; None for what is deleted or an ordinary message."""
+        rows = self._all(_MEMORY, memory_id)
+        return StoredMessage(*rows[0]) if rows else None
+
+    def live_envelopes(self, sequences: list[Sequence]) -> dict[Sequence, bytes]:
+        """Those that are still there and neither superseded nor deleted, in no order."""
+        return dict(self._all(_LIVE_ENVELOPES, encode(sequences).decode()))
+
+    def memory_revision(self, memory_id: MessageId) -> int | None:
+        """The number of a memory's live revision."""
+        rows = self._all(_REVISION, memory_id)
+        return int(rows[0][0]) if rows else None
 
     def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]:
         """What a cursor at `after` has missed, in order; the first is cut to begin after it."""
@@ -203,15 +267,39 @@ class Reader:
         return [SessionRow(*row) for row in self._all(_SESSIONS)]
 
     def lag(self, channel_id: ChannelId, position: Sequence, limit: int = LAG_LIMIT) -> int:
-        """How many retained messages lie after the position; `limit` means "so many or more".
+        """How many messages or living memories lie after it; `limit` means "so many or more".
 
         Walks an index entry per message counted.
         """
-        return int(self._all(_LAG, channel_id, position, limit)[0][0])
+        ((kind,),) = self._all(_KIND, channel_id)
+        sql = _MEMORY_LAG if kind == "memory" else _LAG
+        return int(self._all(sql, channel_id, position, limit)[0][0])
 
     def scan(self, after_sequence: Sequence, limit: int) -> list[StoredMessage]:
-        """The next messages of all channels in sequence order, for replay and rebuild."""
+        """The next ordinary messages of all channels in sequence order, for replay and rebuild."""
         return [StoredMessage(*row) for row in self._all(_SCAN, after_sequence, limit)]
+
+    def memory_channels(self) -> list[ChannelId]:
+        return [ChannelId(row[0]) for row in self._all(_MEMORY_CHANNELS)]
+
+    def scan_memories(
+        self, channel_id: ChannelId, after_position: Sequence, limit: int
+    ) -> list[StoredMessage]:
+        """The next living memories of a channel by their positions, for replay and rebuild."""
+        rows = self._all(_SCAN_MEMORIES, channel_id, after_position, limit)
+        return [StoredMessage(*row) for row in rows]
+
+    def revised_memories(self, since: Sequence) -> list[StoredMessage]:
+        """Living memories from before `since` whose revision is from after it, for replay."""
+        return [StoredMessage(*row) for row in self._all(_REVISED, since, since)]
+
+    def deleted_memories(self, since: Sequence) -> list[EndedMemory]:
+        """Memories deleted after `since`, as far as not purged, for replay."""
+        return [EndedMemory(*row) for row in self._all(_DELETED, since)]
+
+    def purged_through(self) -> Sequence:
+        """A replay must begin at this sequence or later, for what ended before may be purged."""
+        return Sequence(self._all(_META, "purged_through")[0][0])
 
     def counts(self) -> dict[str, int]:
         """Rows per table, for status. Receipts are counted one by one, up to a few milliseconds."""

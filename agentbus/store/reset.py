@@ -14,10 +14,11 @@ from pathlib import Path
 from agentbus.ids import BusId, Generation, Sequence
 from agentbus.store.connection import Synchronous, check_ours, open_writer, unusable
 from agentbus.store.creation import create, insert_first_rows
+from agentbus.store.fts import DROP_TEXT_INDEX
 from agentbus.store.schema import DATA_TABLES, Meta, text
 from agentbus.store.work import load_bus_id, load_committed
 
-_EMPTY = tuple(text(table.delete()) for table in (*DATA_TABLES, Meta))
+_EMPTY = (*(text(table.delete()) for table in (*DATA_TABLES, Meta)), DROP_TEXT_INDEX)
 
 
 @dataclass(frozen=True, slots=True)

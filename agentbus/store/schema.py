@@ -122,23 +122,42 @@ class Subscription(Base):
 
 
 class Message(Base):
-    """A message. The index on `channel` is ordered by sequence too, since that is the row id."""
+    """A message, or one revision of a memory; a memory's live one is the one without tombstone.
+
+    `position` and `session` are those of the creation, also in later revisions. `ended_sequence`
+    is the commit that made the tombstone: the next revision's, or the deletion's own. The index on
+    `channel` is ordered by sequence too, since that is the row id.
+    """
 
     sequence = IntegerField(primary_key=True)
     message_id = TextField()
     revision = IntegerField()
     channel = IntegerField(index=True)
+    position = BigIntegerField()
     session = TextField()
     sent_at_us = BigIntegerField()
     thread = TextField(null=True)
     reply_to = TextField(null=True)
     memory = BooleanField()
     tombstoned_at_us = BigIntegerField(null=True)
+    ended_sequence = BigIntegerField(null=True)
     envelope = BlobField()  # last, so that the other columns are on the row's first page
 
     class Meta:
         table_name = "messages"
         indexes = ((("message_id", "revision"), True),)
+
+
+LIVE_MEMORY = SQL('"memory" = 1 AND "tombstoned_at_us" IS NULL')
+TOMBSTONE = SQL('"tombstoned_at_us" IS NOT NULL')
+"""Conditions of the two partial indexes; a query with the same words uses them."""
+
+Message.add_index(
+    Message.index(Message.channel, Message.position, name="message_live_memory").where(LIVE_MEMORY)
+)
+Message.add_index(
+    Message.index(Message.tombstoned_at_us, name="message_tombstone").where(TOMBSTONE)
+)
 
 
 class Receipt(Base):
@@ -158,7 +177,7 @@ class Receipt(Base):
 
 
 class Meta(Base):
-    """schema_version, bus_id, last_sequence, last_generation, logical_bytes."""
+    """schema_version, bus_id, last_sequence, last_generation, logical_bytes, purged_through."""
 
     key = TextField(primary_key=True)
     value = BareField()

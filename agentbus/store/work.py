@@ -17,6 +17,7 @@ from agentbus.errors import NotFoundError, StaleAttachmentError
 from agentbus.identity import Attachment
 from agentbus.ids import BusId, ChannelId, Generation, Sequence, SessionId
 from agentbus.store.accounting import row_bytes
+from agentbus.store.bulk import BulkInsert, Row
 from agentbus.store.schema import PLACE, Channel, Meta, Session, text
 
 BEFORE_ALL = Sequence(0)
@@ -66,14 +67,21 @@ class ChannelState:
 
 @dataclass(slots=True)
 class Counters:
-    """The three numbers that every transaction may move."""
+    """The numbers that every transaction may move.
+
+    `purged_through`: the newest end of a memory's revision that was purged; only a Redis that has
+    been told of all up to there can still be brought up to date by replay.
+    """
 
     last_sequence: Sequence
     last_generation: Generation
     logical_bytes: int
+    purged_through: Sequence
 
     def copy(self) -> Counters:
-        return Counters(self.last_sequence, self.last_generation, self.logical_bytes)
+        return Counters(
+            self.last_sequence, self.last_generation, self.logical_bytes, self.purged_through
+        )
 
 
 @dataclass(slots=True)
@@ -100,6 +108,7 @@ def load_committed(connection: sqlite3.Connection) -> Committed:
             Sequence(meta["last_sequence"]),
             Generation(meta["last_generation"]),
             meta["logical_bytes"],
+            Sequence(meta["purged_through"]),
         ),
         {channel.channel_id: channel for channel in channels},
         {channel.name: channel.channel_id for channel in channels},
@@ -132,9 +141,24 @@ class Staged:
 
 
 class Work:
-    """One transaction in progress. `now_us` is the same for all changes of a batch."""
+    """One transaction in progress. `now_us` is the same for all changes of a batch.
 
-    __slots__ = ("_committed", "config", "connection", "execute", "now_us", "staged")
+    Rows that were gathered count as written for the accounting, but statements see them only after
+    `flush`: whoever reads or changes rows of messages or receipts flushes first. `receipts` has
+    those of the batch's mutations, as they are with what was gathered.
+    """
+
+    __slots__ = (
+        "_committed",
+        "_gathered",
+        "config",
+        "connection",
+        "execute",
+        "gathered_rows",
+        "now_us",
+        "receipts",
+        "staged",
+    )
 
     def __init__(
         self, connection: sqlite3.Connection, config: Config, committed: Committed, now_us: int
@@ -144,6 +168,9 @@ class Work:
         self.config = config
         self.now_us = now_us
         self._committed = committed
+        self._gathered: dict[BulkInsert, list[Row]] = {}
+        self.gathered_rows = 0  # ever
+        self.receipts: dict[Row, Row | None] = {}
         self.staged = Staged(committed.counters.copy(), {}, {}, {}, committed.ordinary_from)
 
     @property
@@ -155,6 +182,25 @@ class Work:
         cursor = self.execute(sql, row)
         self.staged.counters.logical_bytes += row_bytes(row)
         return cursor.lastrowid or 0
+
+    def gather(self, insert: BulkInsert, row: Row) -> None:
+        """Insert a whole row with the others of the batch, and account for it now."""
+        self._gathered.setdefault(insert, []).append(row)
+        self.gathered_rows += 1
+        self.staged.counters.logical_bytes += row_bytes(row)
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, {}
+            for insert, rows in gathered.items():
+                insert.execute(self.connection, rows)
+
+    def forget(self, staged: Staged) -> None:
+        """After a rollback to where the transaction stood like this."""
+        self.staged = staged
+        self._gathered = {}
+        self.receipts = {}
 
     def require_current(self, attachment: Attachment) -> None:
         """Refuse whoever has been replaced since: the generation is the fencing token."""
@@ -207,7 +253,8 @@ class Work:
         self.staged.channel_ids[channel.name] = channel.channel_id
 
     def write_counters(self) -> None:
-        """The last writes of the transaction: channels touched and counters moved."""
+        """The last writes of the transaction: gathered rows, channels touched, counters moved."""
+        self.flush()
         if self.staged.channels:
             self.connection.executemany(
                 _UPDATE_CHANNEL,
@@ -223,6 +270,7 @@ class Work:
                 ("last_sequence", before.last_sequence, after.last_sequence),
                 ("last_generation", before.last_generation, after.last_generation),
                 ("logical_bytes", before.logical_bytes, after.logical_bytes),
+                ("purged_through", before.purged_through, after.purged_through),
             )
             if value != old
         ]

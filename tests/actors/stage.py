@@ -19,8 +19,10 @@ from actors.channel import ChannelDirectory
 from actors.messages import (
     AttachmentMessage,
     CallSeen,
+    ChannelMessage,
     CreditGranted,
     HandoffReported,
+    NoticePosted,
     Projected,
     PullAsked,
     PullCancelled,
@@ -31,6 +33,7 @@ from actors.messages import (
     Wake,
 )
 from actors.pool import Dispatcher
+from actors.projections import ContentFact, projection_of
 from actors.queries import Profile
 from actors.timer import Timer
 from agentbus.encoding import decode_strict
@@ -39,9 +42,9 @@ from agentbus.identity import Attachment, SessionIdentity
 from agentbus.ids import BusId, RecoveryEpoch, Sequence
 from agentbus.limits import HANDOFF_FLUSH_MS, MIB
 from agentbus.projection.connection import connect
-from agentbus.projection.documents import document_of_envelope
 from agentbus.projection.rebuild import clear
-from agentbus.projection.streams import StreamEntry, StreamReader, StreamWriter
+from agentbus.projection.searching import RedisSearch
+from agentbus.projection.streams import StreamReader, StreamWriter
 from agentbus.protocol.operations import Receive, parse_operation
 from agentbus.protocol.session import CancelPull, Credit, HandoffReport, Pull, Used
 from agentbus.store.changes import (
@@ -73,6 +76,8 @@ class RecordingLink:
         self.frames: list[dict[str, Any]] = []
         self.reason: str | None = None
         self.last_seen_s = last_seen_s
+        self.queued_bytes = 0
+        """What is said to wait for the client."""
 
     @property
     def closed(self) -> bool:
@@ -261,11 +266,11 @@ class Stage:
         return self.link.take("deliver")
 
     def pushed(self) -> list[int]:
-        """Sequences that were pushed since the last time."""
+        """Positions that were pushed since the last time."""
         return [
-            record["sequence"]
+            position
             for params in self.deliveries()
-            for record in params["delivery"]["records"]
+            for position, _ in params["delivery"]["records"]
         ]
 
     # --- the ledger and the projector, played by the test ---
@@ -295,15 +300,15 @@ class Stage:
     def project(self, done: Done) -> None:
         """Write a change's facts to Redis and tell the channel."""
         for fact in done.facts:
-            if isinstance(fact, MessageAppended):
-                document = document_of_envelope(fact.envelope) if self.redis.info.search else None
-                entry = StreamEntry(
-                    fact.channel_id, fact.sequence, fact.sender.session_id, fact.envelope, document
-                )
-                self.writer.project([entry], fact.sequence)
-                self.channels.address(fact.channel_id).tell(
-                    Projected(fact.sequence, fact.sender.session_id)
-                )
+            if isinstance(fact, ContentFact):
+                projection = projection_of(fact, search=self.redis.info.search)
+                self.writer.project([projection], fact.sequence)
+                told: ChannelMessage
+                if isinstance(fact, MessageAppended):
+                    told = Projected(fact.sequence, fact.sender.session_id)
+                else:
+                    told = NoticePosted(fact)
+                self.channels.address(fact.channel_id).tell(told)
             elif isinstance(fact, MessagesRemoved):
                 self.writer.remove(fact.channel_id, fact.through, fact.sequences)
 
@@ -333,6 +338,7 @@ class Stage:
             timer=self.timer,
             open_streams=lambda: StreamReader(connect(socket_path)),
             open_store=self.bus.reader,
+            open_search=lambda: RedisSearch(connect(socket_path), threading.Lock()),
         )
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ def test_what_was_handed_off_without_confirmation_comes_first_and_is_marked(stag
     stage.attach()
     (params,) = stage.deliveries()
     delivery = params["delivery"]
-    assert [record["sequence"] for record in delivery["records"]] == [2, 3]
+    assert [position for position, _ in delivery["records"]] == [2, 3]
     assert delivery["redelivered_through"] == 2
 
 
@@ -269,7 +269,7 @@ def test_after_a_recovery_all_that_is_not_handed_off_is_sent_again_within_a_full
     assert stage.pushed() == []
     stage.tell(ReadinessChanged("ready", RecoveryEpoch(2), 100))
     deliveries = stage.deliveries()
-    again = [r["sequence"] for p in deliveries for r in p["delivery"]["records"]]
+    again = [position for p in deliveries for position, _ in p["delivery"]["records"]]
     assert again == [3, 4, 5, 6]
     assert {params["epoch"] for params in deliveries} == {2}
     assert stage.actor.stale_reports == 1
@@ -302,7 +302,7 @@ def test_a_gap_is_exact_and_delivery_goes_on_behind_it(stage: Stage) -> None:
     deliveries = [params["delivery"] for params in stage.deliveries()]
     gaps = [gap for delivery in deliveries for gap in delivery.get("gaps", [])]
     assert gaps == [[3, 6, "age"]]
-    assert [r["sequence"] for d in deliveries for r in d["records"]] == [7, 8]
+    assert [position for d in deliveries for position, _ in d["records"]] == [7, 8]
     assert deliveries[0]["oldest_retained"] == 7
     stage.grant(2)
     stage.say("i")

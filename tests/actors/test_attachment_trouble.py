@@ -106,4 +106,4 @@ def test_a_subscription_made_before_the_end_of_the_old_one_was_told_misses_no_wa
     stage.tell(SubscriptionsChanged((expired,)))
     (params,) = stage.deliveries()
     assert params["delivery"]["subscription"] == new.subscription_id
-    assert [record["sequence"] for record in params["delivery"]["records"]] == [2]
+    assert [position for position, _ in params["delivery"]["records"]] == [2]

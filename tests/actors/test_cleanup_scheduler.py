@@ -50,7 +50,7 @@ class Scheduler:
         return cast(PruneSlice, submit.change).what
 
     def round(self) -> list[str]:
-        return [self.answer() for _ in range(3)]
+        return [self.answer() for _ in range(4)]
 
     def idle(self) -> None:
         self.ledger.expect_nothing_of(Submit, through=(self.address,))
@@ -74,7 +74,7 @@ def test_a_round_goes_over_every_sort_one_slice_at_a_time(scheduler: Scheduler) 
     first = scheduler.slice()
     scheduler.idle()  # nothing more until that one is settled
     first.reply_to.set(NOTHING)
-    assert [scheduler.answer(), scheduler.answer()] == ["subscriptions", "receipts"]
+    assert [scheduler.answer() for _ in range(3)] == ["tombstones", "subscriptions", "receipts"]
     scheduler.idle()
 
 
@@ -83,7 +83,7 @@ def test_the_next_round_comes_after_the_interval(scheduler: Scheduler) -> None:
         scheduler.clock.advance(EVERY_S - 0.001)
         scheduler.idle()
         scheduler.clock.advance(0.001)
-        assert scheduler.round() == ["messages_by_age", "subscriptions", "receipts"]
+        assert scheduler.round() == ["messages_by_age", "tombstones", "subscriptions", "receipts"]
     settle(scheduler.address)
     assert scheduler.actor.cleanup_statistics().rounds == 3
 
@@ -92,6 +92,7 @@ def test_a_full_slice_is_followed_by_another_of_the_same_sort(scheduler: Schedul
     scheduler.clock.advance(EVERY_S)
     assert scheduler.answer(PruneResult(PRUNE_ROWS, True)) == "messages_by_age"
     assert scheduler.answer(PruneResult(7, False)) == "messages_by_age"
+    assert scheduler.answer() == "tombstones"
     assert scheduler.answer() == "subscriptions"
     assert scheduler.answer() == "receipts"
     scheduler.idle()
@@ -104,7 +105,7 @@ def test_a_round_that_is_not_over_when_the_next_is_due_goes_on_alone(scheduler: 
     scheduler.clock.advance(EVERY_S)
     scheduler.idle()
     slow.reply_to.set(NOTHING)
-    assert [scheduler.answer(), scheduler.answer()] == ["subscriptions", "receipts"]
+    assert [scheduler.answer() for _ in range(3)] == ["tombstones", "subscriptions", "receipts"]
     scheduler.idle()
 
 
@@ -115,12 +116,12 @@ def test_a_refused_slice_puts_the_round_off_until_the_bus_is_ready(scheduler: Sc
     scheduler.address.tell(ReadinessChanged("recovering", RecoveryEpoch(2), 0))
     scheduler.idle()
     scheduler.address.tell(READY)
-    assert scheduler.round() == ["messages_by_age", "subscriptions", "receipts"]
+    assert scheduler.round() == ["messages_by_age", "tombstones", "subscriptions", "receipts"]
 
 
 def test_expired_subscriptions_are_told_to_the_registrar(scheduler: Scheduler) -> None:
     scheduler.clock.advance(EVERY_S)
-    scheduler.answer()
+    assert [scheduler.answer(), scheduler.answer()] == ["messages_by_age", "tombstones"]
     fact = SubscriptionExpired(SessionId("s"), 1, ChannelId(1), "general", 5)
     assert scheduler.answer(PruneResult(1, False, (fact,))) == "subscriptions"
     assert scheduler.registrar.expect(SubscriptionsExpired).facts == (fact,)

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from actors import receipt_ledger
 from actors.base import Address, FutureReply, start_actor, stop_actor
 from actors.messages import (
     CatchUp,
     Committed,
     Fence,
     LedgerMessage,
+    ProjectionAdvanced,
     RateRefunded,
     Submit,
     SubscriptionsChanged,
@@ -26,6 +28,7 @@ from agentbus import failpoints
 from agentbus.errors import (
     ConflictError,
     NotFoundError,
+    OverloadedError,
     RateLimitedError,
     UnavailableError,
     UnknownOutcomeError,
@@ -240,7 +243,7 @@ def test_a_fence_commits_what_came_before_and_refuses_what_comes_after(ledger: L
     committed, catch_up = ledger.projector.received()[-2:]
     assert isinstance(committed, Committed)
     assert committed.last_sequence == 1
-    assert catch_up == CatchUp(RecoveryEpoch(5), Sequence(1))
+    assert catch_up == CatchUp(RecoveryEpoch(5), Sequence(1), ledger.address)
 
     ledger.address.tell(Unfence(RecoveryEpoch(4)))  # of an older recovery
     with pytest.raises(UnavailableError):
@@ -301,3 +304,26 @@ def test_a_failure_before_commit_refuses_the_batch_and_the_next_one_passes(
     assert ledger.origin.expect(RateRefunded) == RateRefunded(9)
     monkeypatch.setattr(failpoints, "_name", "")
     assert ledger.ask(sam.send("m", operation_id="k"))["duplicate"] is False
+
+
+def test_a_projection_that_falls_behind_holds_senders_back_until_it_advances(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipt_ledger, "UNPROJECTED_BYTES", 2000)
+    sam = ledger.attach()
+    ledger.projector.received()
+    for number in range(3):
+        ledger.ask(sam.send("x" * 600, operation_id=f"fills {number}"))
+    waiting = sum(m.size_bytes for m in ledger.projector.received() if isinstance(m, Committed))
+    assert waiting > 2000
+    refused = ledger.tell(sam.send("one too many", operation_id="again"), 77)
+    with pytest.raises(OverloadedError) as overloaded:
+        refused.get(5.0)
+    assert overloaded.value.retryable
+    assert ledger.origin.expect(RateRefunded) == RateRefunded(77)
+
+    ledger.address.tell(ProjectionAdvanced(RecoveryEpoch(9), waiting))  # of another recovery
+    with pytest.raises(OverloadedError):
+        ledger.ask(sam.send("one too many", operation_id="again"))
+    ledger.address.tell(ProjectionAdvanced(RecoveryEpoch(0), waiting))
+    assert ledger.ask(sam.send("one too many", operation_id="again"))["sequence"] == 4

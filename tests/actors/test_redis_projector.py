@@ -22,6 +22,7 @@ from actors.messages import (
     CaughtUp,
     CheckRedis,
     Committed,
+    ProjectionAdvanced,
     ProjectionLost,
     Wake,
     Watch,
@@ -44,6 +45,10 @@ from tests.store.bus import Bus
 GENERAL = ChannelId(1)
 
 
+SIZE_BYTES = 500
+"""Of what each `Committed` of these tests says that it holds."""
+
+
 class Projection:
     """A projector; the test plays the ledger and the supervisor."""
 
@@ -52,7 +57,7 @@ class Projection:
         self.sam = self.bus.attach()
         self.settings = replace(settings, command_s=0.5)
         self.server = RedisServer(self.settings)
-        self.supervisor, self.watcher = Probe(), Probe()
+        self.supervisor, self.watcher, self.ledger = Probe(), Probe(), Probe()
         self.dispatcher = Dispatcher(threads=1)
         self.channels = ChannelDirectory(self.dispatcher, lambda name, error: None)
         self.actor = RedisProjectorActor(
@@ -65,7 +70,7 @@ class Projection:
     def order(self) -> RecoveryEpoch:
         self.epoch += 1
         epoch = RecoveryEpoch(self.epoch)
-        self.address.tell(CatchUp(epoch, self.bus.store.last_sequence))
+        self.address.tell(CatchUp(epoch, self.bus.store.last_sequence, self.ledger.address))
         return epoch
 
     def catch_up(self) -> dict[str, Any]:
@@ -77,7 +82,7 @@ class Projection:
     def send(self, *contents: str) -> None:
         done = [self.bus.done(self.sam.send(content)) for content in contents]
         facts = tuple(fact for each in done for fact in each.facts)
-        self.address.tell(Committed(facts, self.bus.store.last_sequence))
+        self.address.tell(Committed(facts, self.bus.store.last_sequence, SIZE_BYTES))
 
     def settle(self) -> None:
         """Wait until it has projected all it was told. An `ask` would lie in its mailbox, and it
@@ -94,7 +99,8 @@ class Projection:
     def up_to_date(self) -> bool:
         with closing(connect(self.settings.socket_path)) as client:
             return isinstance(
-                needs(client, self.bus.store.bus_id, self.bus.store.last_sequence), UpToDate
+                needs(client, self.bus.store.bus_id, self.bus.store.last_sequence, Sequence(0)),
+                UpToDate,
             )
 
     def redis_pid(self) -> int:
@@ -145,7 +151,7 @@ def test_commits_that_wait_together_are_one_pipeline(projection: Projection) -> 
     projection.catch_up()
     done = [projection.bus.done(projection.sam.send(f"m{number}")) for number in range(20)]
     for sequence, each in enumerate(done, 1):  # far quicker than one round trip to Redis
-        projection.address.tell(Committed(each.facts, Sequence(sequence)))
+        projection.address.tell(Committed(each.facts, Sequence(sequence), SIZE_BYTES))
     assert projection.stream() == list(range(1, 21))
     assert projection.actor.projector_statistics().pipelines < 20
 
@@ -154,7 +160,7 @@ def test_projecting_twice_is_harmless(projection: Projection) -> None:
     projection.catch_up()
     done = projection.bus.done(projection.sam.send("a"))
     for _ in range(2):
-        projection.address.tell(Committed(done.facts, Sequence(1)))
+        projection.address.tell(Committed(done.facts, Sequence(1), SIZE_BYTES))
     assert projection.stream() == [1]
     projection.supervisor.expect_nothing_of(ProjectionLost)
 
@@ -164,7 +170,7 @@ def test_removals_follow_in_order(projection: Projection) -> None:
     projection.send("a", "b")
     projection.bus.clock.advance(hours=169)
     done = projection.bus.done(PruneSlice("messages_by_age", 10))
-    projection.address.tell(Committed(done.facts, projection.bus.store.last_sequence))
+    projection.address.tell(Committed(done.facts, projection.bus.store.last_sequence, 0))
     projection.send("c")
     assert projection.stream() == [3]
 
@@ -296,3 +302,13 @@ def test_the_end_projects_what_was_told_and_takes_redis_along(tmp_path: Path) ->
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert not settings.socket_path.exists()
+
+
+def test_the_ledger_hears_how_the_projection_advances(projection: Projection) -> None:
+    projection.catch_up()
+    projection.send("a")
+    projection.send("b")
+    projection.settle()
+    advanced = [m for m in projection.ledger.received() if isinstance(m, ProjectionAdvanced)]
+    assert sum(message.size_bytes for message in advanced) == 2 * SIZE_BYTES
+    assert {message.epoch for message in advanced} == {projection.epoch}

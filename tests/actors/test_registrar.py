@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ from agentbus.identity import Attachment, SessionIdentity
 from agentbus.ids import BusId, RecoveryEpoch
 from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, MIB
 from agentbus.projection.connection import connect
+from agentbus.projection.searching import RedisSearch
 from agentbus.projection.streams import StreamReader
 from agentbus.protocol.session import Attach, Hello, Used
 from agentbus.store.changes import BindSession, MoveCursors, PruneSlice
@@ -99,6 +101,7 @@ class Desk:
             timer=self.timer,
             open_streams=lambda: StreamReader(connect(socket_path)),
             open_store=self.bus.reader,
+            open_search=lambda: RedisSearch(connect(socket_path), threading.Lock()),
         )
 
     def link(self) -> RecordingLink:

@@ -88,7 +88,7 @@ def test_a_status_names_everything_in_every_state(newsroom: Newsroom, state: str
     assert status["epoch"] == 3
     assert status["versions"]["protocol"] == PROTOCOL_VERSION
     assert status["config"]["values"]["max_message_kib"] == 64
-    assert status["redis"]["search_engine"] == "none"
+    assert status["redis"]["search_engine"] == "sqlite"
     assert status["redis"]["healthy"] is True
     assert status["budgets"]["sqlite"]["used_bytes"] == newsroom.bus.store.logical_bytes
     assert status["budgets"]["redis"]["used_bytes"] > 0

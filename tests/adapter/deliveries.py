@@ -53,7 +53,7 @@ def arrive(
             after,
             last if through is None else through,
             redelivered_through,
-            messages,
+            tuple((message["sequence"], message) for message in messages),
             gaps,
             None,
         ),
@@ -64,7 +64,7 @@ def arrive(
 
 
 def sequences(batch: Batch) -> list[int]:
-    return [record.sequence for record in batch.records]
+    return [record.position for record in batch.records]
 
 
 def take(prefetch: Prefetch, *channels: str, count: int = 1000, own: bool = False) -> Batch:

@@ -128,7 +128,10 @@ class ScriptedDaemon:
             "through": max((after, *sequences)),
             "redelivered_through": 0,
             "records": [
-                {"sequence": sequence, "content": f"message {sequence}", "sender": sender}
+                [
+                    sequence,
+                    {"sequence": sequence, "content": f"message {sequence}", "sender": sender},
+                ]
                 for sequence in sequences
             ],
         }
@@ -173,6 +176,7 @@ class ScriptedDaemon:
                 "bus_id": self.bus_id,
                 "epoch": self.epoch,
                 "subscriptions": [SUBSCRIPTION],
+                "memory_changes": [],
             }
         if method == "handoff":
             return {"report": params["report"]}

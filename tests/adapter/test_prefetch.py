@@ -21,12 +21,12 @@ def test_a_delivery_of_the_wire_is_understood() -> None:
         after=Sequence(3),
         through=Sequence(9),
         redelivered_through=Sequence(4),
-        records=(encode(message(8)),),
+        records=((Sequence(8), encode(message(8))),),
         gaps=(GapRange(Sequence(5), Sequence(6), "age"),),
         oldest_retained=Sequence(7),
     )
     arrived = parse_arrived(decode_frame(encode(delivery.as_data())))
-    assert arrived.records == (message(8),)
+    assert arrived.records == ((8, message(8)),)
     assert arrived.gaps == delivery.gaps
     assert arrived.oldest_retained == 7
 
@@ -242,7 +242,7 @@ def test_unconfirmed_messages_come_marked_to_a_new_adapter() -> None:
     prefetch.attached(OWN, 1, [{**row(1, confirmed=1), "handed_off": 2}])
     arrive(prefetch, message(2), message(3), after=1, redelivered_through=2)
     batch = take(prefetch)
-    assert [(r.sequence, r.redelivered) for r in batch.records] == [(2, True), (3, False)]
+    assert [(r.position, r.redelivered) for r in batch.records] == [(2, True), (3, False)]
     prefetch.settle(batch, handed_off=True)
     assert prefetch.report_due() == Report(1, 1, {1: 3}, ())
 

@@ -91,11 +91,11 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         assert sequences(batch) == sorted(sequences(batch))
         for sub, entry in batch.entries:
             assert isinstance(entry, Record)
-            key = (sub, entry.sequence)
-            if entry.sequence <= self.highest_taken[sub] and not entry.redelivered:
+            key = (sub, entry.position)
+            if entry.position <= self.highest_taken[sub] and not entry.redelivered:
                 assert key in self.failed, "an earlier message came after a later one"
             self.failed.discard(key)
-            self.highest_taken[sub] = max(self.highest_taken[sub], entry.sequence)
+            self.highest_taken[sub] = max(self.highest_taken[sub], entry.position)
         self.out.append(batch)
 
     @rule(data=st.data(), outcome=st.sampled_from(("handed_off", "clean", "torn")))

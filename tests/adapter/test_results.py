@@ -19,6 +19,7 @@ from agentbus.adapter.results import (
     fit_history_message,
     fit_list,
     fit_message,
+    fit_search,
     receive_answer,
     receive_budget,
 )
@@ -48,7 +49,8 @@ def prefetched(*messages: dict[str, Any], gaps: tuple[Any, ...] = ()) -> Prefetc
     prefetch = Prefetch()
     row = {"subscription": 1, "channel": "general", "confirmed": 0, "expired_at": None}
     prefetch.attached("own", 1, [row])
-    arrived = Arrived(1, "general", 0, 10**6, 0, messages, gaps, 7)
+    records = tuple((message["sequence"], message) for message in messages)
+    arrived = Arrived(1, "general", 0, 10**6, 0, records, gaps, 7)
     prefetch.accept(arrived, epoch=1, pushed=True)
     return prefetch
 
@@ -206,6 +208,19 @@ def test_a_page_of_history_is_cut_at_the_end_that_was_not_asked_for() -> None:
     assert backwards["messages"][-1]["sequence"] == 100
     assert len(encode(backwards)) <= 3_000
     assert fit_list(body, "messages", 10**6) == body
+
+
+def test_a_page_of_a_search_goes_on_after_the_last_message_that_fitted() -> None:
+    body = {
+        "messages": [message(n, "x" * 100) for n in range(100, 0, -1)],
+        "engine": "redis",
+        "cursor": None,
+    }
+    fitted = fit_search(body, 3_000)
+    assert fitted["messages"] == body["messages"][: len(fitted["messages"])]
+    assert fitted["cursor"] == str(fitted["messages"][-1]["sequence"])
+    assert set(fitted) == {"messages", "engine", "cursor"}
+    assert fit_search(body, 10**6) == body
 
 
 def test_a_page_of_one_message_that_is_too_large_is_cut_inside() -> None:

@@ -51,7 +51,9 @@ def test_only_tools_that_move_nothing_are_read_only() -> None:
     assert {tool.name for tool in TOOLS if tool.read_only} == {
         "whoami",
         "list_channels",
+        "get_memory",
         "history",
+        "search",
         "discover",
     }
 
@@ -89,6 +91,9 @@ def test_sound_arguments_become_an_operation() -> None:
         ("receive", {"count": 1001}, r"at most 1000 \(recv_max_count\), not 1001"),
         ("history", {"channel": "c", "count": 1001}, "recv_max_count"),
         ("history", {}, "give either channel or message_id"),
+        ("search", {"text": "x" * 65536}, "text must be 0 to 4096 bytes, this is 65536"),
+        ("search", {"count": 1001}, "count must be 1 to 1000, not 1001"),
+        ("search", {"since": "yesterday"}, "RFC 3339 time such as"),
         ("create_channel", {"name": "@x"}, "reserved"),
     ],
 )

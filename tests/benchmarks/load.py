@@ -219,7 +219,7 @@ def _receive(load: Load, teller: socket.socket) -> NoReturn:
             credit = {
                 "attachment": wire.attachment,
                 "messages": len(records),
-                "bytes": sum(len(encode(record)) for record in records),
+                "bytes": sum(len(encode(record)) for _, record in records),
             }
             for _ in records:
                 teller.sendall(b"%.9f" % arrived_s)

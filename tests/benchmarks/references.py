@@ -85,8 +85,8 @@ class Floor:
             self._sequence += 1
             sequence, now_us = self._sequence, time.time_ns() // 1000
             envelope = self._envelopes[sequence % len(self._envelopes)]
-            row = (sequence, new_id(), 1, 1, _SESSION, now_us, None, None, 0, None, envelope)
-            execute(self._message, row)
+            names = (sequence, new_id(), 1, 1, sequence, _SESSION, now_us)
+            execute(self._message, (*names, None, None, 0, None, None, envelope))
             execute(
                 self._receipt,
                 (_SESSION, new_id(), _FINGERPRINT, _RESULT, now_us, now_us + 3600_000_000),

@@ -21,9 +21,6 @@ DOCS = ROOT / "docs"
 NOT_YET = {
     "sqlite_budget_mib": "shown in the status; nothing is evicted yet",
     "redis_budget_mib": "limits the private Redis; nothing is evicted yet",
-    "search_engine": "there is no search tool yet",
-    "inspection_command": "any value but `[]` is refused at start: the hook does not exist yet",
-    "inspection_timeout_seconds": "belongs to `inspection_command`",
 }
 _RESERVED = ("talk_", "peer_", "job_", "capabilities", "tombstone_", "cleanup_free_percent")
 """Settings of parts that do not exist in this version: checked, shown, without effect."""

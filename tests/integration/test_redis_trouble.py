@@ -66,7 +66,7 @@ def test_without_search_auto_works_and_says_so(closing_bus: Any, tmp_path: Path)
     bus.start()
     sam, ada = bus.attach(), bus.attach("Ada")
     ada.call("send", channel="general", content="x")
-    assert sam.wait_for("deliver")["delivery"]["records"][0]["content"] == "x"
+    assert sam.wait_for("deliver")["delivery"]["records"][0][1]["content"] == "x"
     with bus.client() as client:
         redis = client.request("status", {}, 5.0)["redis"]
     assert redis["search_engine"] != "redis"
@@ -159,7 +159,7 @@ class Load:
         while not got or max(got) < self.sent[-1]:
             params = reader.wait_for("deliver")
             records = params["delivery"]["records"]
-            got += [record["sequence"] for record in records]
+            got += [position for position, _ in records]
             reader.notify("credit", messages=len(records), bytes=2000 * len(records))
         return got
 
@@ -218,7 +218,7 @@ def test_a_redis_that_somebody_empties_is_filled_again_and_nothing_is_passed_ove
             deliveries = reader.pull({subscription: 0})
         except UnavailableError:
             return []
-        return [record["sequence"] for delivery in deliveries for record in delivery["records"]]
+        return [position for delivery in deliveries for position, _ in delivery["records"]]
 
     assert eventually(pulled) == sent
 

@@ -59,7 +59,7 @@ def test_a_stop_flushes_reports_that_still_wait(throw_away_bus: ThrowAwayBus) ->
     row = again.facts["subscriptions"][0]
     assert (row["handed_off"], row["confirmed"]) == (3, 0)
     delivery = again.wait_for("deliver")["delivery"]
-    assert [record["content"] for record in delivery["records"]] == ["a", "b", "c"]
+    assert [record["content"] for _, record in delivery["records"]] == ["a", "b", "c"]
     assert delivery["redelivered_through"] == 3
 
 

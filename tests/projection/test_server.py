@@ -132,7 +132,7 @@ def test_a_dead_or_hung_redis_is_restarted_empty(signal_number: signal.Signals) 
         again = running.server.restart(BUS_ID)
         assert again.pid != running.info.pid
         with closing(running.server.connect()) as client:
-            assert isinstance(needs(client, BUS_ID, Sequence(3)), Rebuild)
+            assert isinstance(needs(client, BUS_ID, Sequence(3), Sequence(0)), Rebuild)
 
 
 def test_an_executable_that_exits_at_once_is_explained_with_its_output(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_an_orphan_with_our_bus_is_taken_over() -> None:
         assert (info.pid, info.taken_over) == (orphan, True)
         assert server.alive()
         with closing(server.connect()) as client:
-            assert needs(client, BUS_ID, Sequence(5)) == UpToDate()
+            assert needs(client, BUS_ID, Sequence(5), Sequence(0)) == UpToDate()
         server.stop()
         assert start_mark(orphan) is None
         assert not server.alive()

@@ -131,14 +131,6 @@ def test_removed_entries_do_not_come_back_by_projecting_again(
     assert reader.read(CHANNEL, START, 10, MIB).entries == []
 
 
-def test_a_retracted_entry_leaves_no_gap(writer: StreamWriter, reader: StreamReader) -> None:
-    writer.project(batch(1, 2, 3), Sequence(3))
-    writer.retract(CHANNEL, [Sequence(2)])
-    writer.retract(CHANNEL, [])
-    found = reader.read(CHANNEL, START, 10, MIB)
-    assert (numbers(found.entries), found.removed_through) == ([1, 3], 0)
-
-
 def test_a_dropped_channel_leaves_no_key(redis_server: PrivateRedis, writer: StreamWriter) -> None:
     writer.project(batch(1, 2), Sequence(2))
     writer.drop(CHANNEL, Sequence(2))

@@ -138,6 +138,8 @@ def test_a_very_long_run_is_kept_whole_and_cut() -> None:
     assert terms(blob) == whole_words(blob) == [blob.lower()[:WORD_CHARACTERS]]
     accented = "é" * 1000
     assert terms(accented) == ["e" * WORD_CHARACTERS]
+    for text in ("я" * 30, "z" * 100, "я" * 1000):
+        assert [len(term) for term in terms(text) + whole_words(text)] == [WORD_CHARACTERS] * 2
 
 
 def test_a_long_text_without_spaces_is_not_cut() -> None:

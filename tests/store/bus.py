@@ -10,7 +10,14 @@ from typing import Any
 from agentbus.config import Config, load_config
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding, SessionIdentity
-from agentbus.protocol.operations import CreateChannel, Send, Subscribe, Unsubscribe
+from agentbus.protocol.operations import (
+    CreateChannel,
+    DeleteMemory,
+    EditMemory,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
 from agentbus.rules.receipts import fingerprint
 from agentbus.store.changes import (
     BindSession,
@@ -22,6 +29,8 @@ from agentbus.store.changes import (
     PruneResult,
     PruneSlice,
     Refused,
+    RemoveMemory,
+    ReviseMemory,
     SendMessage,
     SessionBound,
 )
@@ -73,6 +82,40 @@ class Speaker:
             self.attachment,
             rate_ok,
             depth=depth,
+        )
+
+    def edit(
+        self,
+        memory_id: str,
+        content: str = "edited",
+        *,
+        operation_id: str | None = None,
+        rate_ok: bool = True,
+        depth: int = 0,
+        **fields: Any,
+    ) -> ReviseMemory:
+        operation = EditMemory(memory_id, content, **fields)
+        return ReviseMemory(
+            operation,
+            operation_id or f"op-{next(_OPERATION_IDS)}",
+            fingerprint(operation),
+            self.sender,
+            self.attachment,
+            rate_ok,
+            depth=depth,
+        )
+
+    def delete(
+        self, memory_id: str, *, operation_id: str | None = None, rate_ok: bool = True
+    ) -> RemoveMemory:
+        operation = DeleteMemory(memory_id)
+        return RemoveMemory(
+            operation,
+            operation_id or f"op-{next(_OPERATION_IDS)}",
+            fingerprint(operation),
+            self.sender,
+            self.attachment,
+            rate_ok,
         )
 
     def make(self, channel: str, kind: Any = "ordinary") -> MakeChannel:

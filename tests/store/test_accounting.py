@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentbus.ids import Sequence
+from agentbus.ids import MessageId, Sequence
 from agentbus.store.accounting import recount, row_bytes
 from agentbus.store.changes import MoveCursors, PruneSlice
 from tests.store.bus import Bus, Speaker
@@ -25,11 +25,13 @@ _STEPS = st.lists(
         st.tuples(st.just("subscribe"), st.sampled_from(["general", "facts", "ä"])),
         st.tuples(st.just("unsubscribe"), st.sampled_from(["general", "facts", "ä"])),
         st.tuples(st.just("attach"), st.sampled_from(["Sam", "Käte"]), st.none() | _TEXTS),
+        st.tuples(st.just("edit"), st.integers(0, 3), _TEXTS),
+        st.tuples(st.just("delete"), st.integers(0, 3)),
         st.tuples(st.just("renew")),
         st.tuples(st.just("advance"), st.integers(1, 80)),
         st.tuples(
             st.just("prune"),
-            st.sampled_from(["messages_by_age", "receipts", "subscriptions"]),
+            st.sampled_from(["messages_by_age", "tombstones", "receipts", "subscriptions"]),
             st.integers(1, 3),
         ),
     ),
@@ -41,6 +43,16 @@ def _counted(bus: Bus) -> int:
     connection = sqlite3.connect(bus.path)
     try:
         return recount(connection)
+    finally:
+        connection.close()
+
+
+def _memories(bus: Bus) -> list[MessageId]:
+    """Ids of all memories there are rows of, dead ones included."""
+    connection = sqlite3.connect(bus.path)
+    try:
+        sql = "SELECT DISTINCT message_id FROM messages WHERE memory ORDER BY position"
+        return [row[0] for row in connection.execute(sql)]
     finally:
         connection.close()
 
@@ -60,6 +72,12 @@ def _step(bus: Bus, speaker: Speaker, step: tuple[object, ...]) -> Speaker:
         case ("attach", str(agent), str() | None as repository):
             child = "k" if repository else None
             return bus.attach(agent, repository=repository, role=repository, child=child)
+        case ("edit", int(number), str(content)):
+            if found := _memories(bus):
+                bus.store.apply([speaker.edit(found[number % len(found)], content, thread=content)])
+        case ("delete", int(number)):
+            if found := _memories(bus):
+                bus.store.apply([speaker.delete(found[number % len(found)])])
         case ("renew",):
             rows = tuple(row.subscription_id for row in speaker.bound.subscriptions)
             bus.store.apply([MoveCursors(speaker.attachment, renewed=rows, expiry_confirmed=rows)])
@@ -87,7 +105,14 @@ def test_the_counter_equals_a_recount_after_any_operations(
             reader = bus.reader()
             assert reader.logical_bytes() == bus.store.logical_bytes
             retained = {row.channel: row.retained for row in reader.channels()}
-            assert sum(retained.values()) == len(reader.scan(Sequence(0), 1000))
+            memories = [
+                memory
+                for channel_id in reader.memory_channels()
+                for memory in reader.scan_memories(channel_id, Sequence(0), 1000)
+            ]
+            messages = [*reader.scan(Sequence(0), 1000), *memories]
+            assert sum(retained.values()) == len(messages)
+            assert len({message.message_id for message in messages}) == len(messages)
             reader.close()
         finally:
             bus.close()

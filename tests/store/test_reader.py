@@ -10,7 +10,7 @@ import pytest
 from agentbus.encoding import decode_trusted
 from agentbus.errors import UnavailableError
 from agentbus.ids import ChannelId, MessageId, Sequence
-from agentbus.store import binding, pruning, sending, subscribing
+from agentbus.store import binding, memories, pruning, receipts, sending, subscribing
 from agentbus.store import reader as queries
 from agentbus.store.changes import RemovedRange, StoredMessage
 from agentbus.store.reader import Reader
@@ -182,7 +182,12 @@ def test_the_hot_queries_use_an_index(bus: Bus, reader: Reader) -> None:
             queries._LAG,
             queries._RANGES,
             subscribing.SELECT_OF_SESSION,
-            sending._SELECT_RECEIPT,
+            queries._MEMORY,
+            queries._SCAN_MEMORIES,
+            queries._MEMORY_LAG,
+            receipts._LOOK_UP._texts[64],
+            memories._SELECT_LIVE,
+            pruning._SELECT_TOMBSTONES,
             sending._SELECT_THREAD,
             pruning._SELECT_OLDEST,
             pruning._SELECT_LAST_RANGE,

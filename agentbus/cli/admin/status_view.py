@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ERRORS_SHOWN = 5
+_INSPECTIONS = ("allowed", "denied", "failed", "running", "waiting")
 
 
 def print_status(status: dict[str, Any]) -> None:
@@ -78,8 +79,9 @@ def _bus(status: dict[str, Any]) -> Iterator[tuple[str, object]]:
     if "error" not in store:
         yield "holds", ", ".join(f"{_words(name)} {count}" for name, count in store.items()) or None
     if inspection:
+        counts = [f"{inspection[name]} {name}" for name in _INSPECTIONS if name in inspection]
         command = inspection.get("command")
-        yield "inspection", "on" if command else "off"
+        yield "inspection", ", ".join(["on", *counts]) if command else "off"
 
 
 def _state(status: dict[str, Any]) -> str:

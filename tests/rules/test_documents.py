@@ -7,7 +7,7 @@ import pytest
 from agentbus.envelope import Body, Reference, encode_envelope
 from agentbus.identity import SenderBinding
 from agentbus.ids import AgentId, MessageId, Sequence, SessionId
-from agentbus.projection.documents import document_of_envelope, document_of_message
+from agentbus.rules.documents import document_of_envelope, document_of_message
 
 SENDER = SenderBinding(
     agent="Sam",
