@@ -46,7 +46,7 @@ from agentbus.store.changes import (
     SubscriptionExpired,
     SubscriptionOpened,
 )
-from agentbus.store.connection import CommitUncertain
+from agentbus.store.connection import CommitUncertain, FilesGone
 from agentbus.store.ledger import LedgerStatistics, LedgerStore
 from agentbus.transport.connection import corked
 
@@ -233,6 +233,12 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         assert self._store is not None
         try:
             outcomes = self._store.apply([submit.change for submit in batch])
+        except FilesGone as error:
+            for submit in batch:
+                submit.reply_to.set_exception(
+                    UnavailableError(f"{error}; nothing was stored, the bus starts anew: try again")
+                )
+            raise
         except CommitUncertain:
             for submit in batch:
                 submit.reply_to.set_exception(

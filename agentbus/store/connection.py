@@ -36,6 +36,11 @@ class DatabaseUnusable(Exception):
     """The database file cannot be opened; the text says which, why, and what to do."""
 
 
+class FilesGone(Exception):
+    """The database's files were removed or replaced while it is open: what is committed now would
+    be in files that nobody finds again."""
+
+
 class CommitUncertain(Exception):
     """COMMIT itself raised: the batch may or may not be on disk, only reopening tells."""
 
@@ -124,6 +129,27 @@ def _connect(
     except BaseException:
         connection.close()
         raise
+
+
+class OpenFiles:
+    """Which files an open database consists of: SQLite itself never looks again."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = (path, path.with_name(f"{path.name}-wal"))
+        self._inodes = [_inode(file) for file in self._paths]
+
+    def check(self) -> None:
+        """Raises FilesGone. Two system calls, next to the sync of every commit."""
+        for file, inode in zip(self._paths, self._inodes, strict=True):
+            if _inode(file) != inode:
+                raise FilesGone(f"{file} was removed or replaced while the bus uses it")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
 
 
 def unusable(path: Path, error: sqlite3.Error) -> DatabaseUnusable:

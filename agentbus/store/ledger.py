@@ -8,7 +8,8 @@ What may go wrong, and what is then true:
 - a change is refused: it has written nothing, its neighbours are not affected;
 - the disk fails before the commit: nothing of the batch is there, every change is refused as
   `unavailable`, and the next batch is tried as usual;
-- COMMIT itself raises: only reopening the file tells, so `CommitUncertain`, and no more batches.
+- COMMIT itself raises: only reopening the file tells, so `CommitUncertain`, and no more batches;
+- the files were taken away: `FilesGone`, nothing of the batch is there, and no more batches.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from collections.abc import Sequence as Batch
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,14 @@ from agentbus.store.changes import (
     ReviseMemory,
     SendMessage,
 )
-from agentbus.store.connection import CommitUncertain, check_ours, open_writer, unusable
+from agentbus.store.connection import (
+    CommitUncertain,
+    FilesGone,
+    OpenFiles,
+    check_ours,
+    open_writer,
+    unusable,
+)
 from agentbus.store.creation import create
 from agentbus.store.fts import TextIndex
 from agentbus.store.memories import remove_memory, revise_memory
@@ -111,6 +120,7 @@ class LedgerStore:
             self._bus_id = load_bus_id(self._connection)
             self._verify_accounting(path)
             self.text_index = TextIndex(self._connection)
+            self._files = OpenFiles(path)
         except sqlite3.Error as error:
             self._connection.close()
             raise unusable(path, error) from error
@@ -174,12 +184,13 @@ class LedgerStore:
         return admission if isinstance(admission, Done) else None
 
     def apply(self, batch: Batch[Change]) -> list[Outcome]:
-        """Commit a batch. The outcomes are in its order. Raises CommitUncertain.
+        """Commit a batch. The outcomes are in its order. Raises CommitUncertain and FilesGone.
 
         Returns only after the commit (or after a rollback, when all are refused).
         """
         if self._uncertain:
             raise CommitUncertain("an earlier commit is uncertain; open the database again")
+        self._check_files()
         self._batches += 1
         self._changes += len(batch)
         self._largest_batch = max(self._largest_batch, len(batch))
@@ -208,6 +219,16 @@ class LedgerStore:
         work.publish()
         self._refused += sum(type(outcome) is Refused for outcome in outcomes)
         return outcomes
+
+    def _check_files(self) -> None:
+        try:
+            self._files.check()
+        except FilesGone as error:
+            _log.error("%s; nothing more is stored here", error)
+            # What was committed goes where whoever opens the database next will look for it.
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            raise
 
     def _run(self, batch: Batch[Change]) -> tuple[Work, list[Outcome]]:
         try:
