@@ -17,8 +17,16 @@ FRAME_BYTES = 8 * MIB
 STDIN_FRAME_BYTES = 16 * MIB
 """Largest line that the adapter takes from its harness (the SDK itself has no limit)."""
 
+PREFETCH_MIB_MAX = 64
+"""Largest delivery window that can be set, of one adapter with all its conversations."""
+
 OUT_BUFFER_BYTES = 32 * MIB
-"""Unsent output of one daemon connection; a client that lets more pile up is disconnected."""
+"""Output of an adapter, in either direction, that waits to be taken."""
+
+CONNECTION_OUT_BUFFER_BYTES = PREFETCH_MIB_MAX * MIB + OUT_BUFFER_BYTES
+"""Unsent output of one daemon connection; a client that lets more pile up is disconnected. A whole
+window and the answers beside it must fit, or a slow reader with a large window would be cut off
+again after every new attach."""
 
 RESULT_BYTES = 4 * MIB
 """Hard ceiling of one receive or search result, JSON counted once."""

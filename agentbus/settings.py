@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from agentbus.encoding import encode
-from agentbus.limits import KIB, NAME_BYTES
+from agentbus.limits import KIB, NAME_BYTES, PREFETCH_MIB_MAX
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 Kind: TypeAlias = Literal[
@@ -122,7 +122,7 @@ SETTINGS: tuple[Setting, ...] = (
         "send_kib_per_second", 1024, 64, 65536, "KiB/s", "accepted mutation bytes per session"
     ),
     _integer("prefetch_messages", 256, 1, 4096, "messages", "queued deliveries per adapter"),
-    _integer("prefetch_mib", 4, 1, 64, "MiB", "queued delivery bytes per adapter"),
+    _integer("prefetch_mib", 4, 1, PREFETCH_MIB_MAX, "MiB", "queued delivery bytes per adapter"),
     _integer(
         "recv_default_count", 100, 1, 1000, "messages", "records when `receive` names no count"
     ),

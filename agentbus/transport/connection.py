@@ -68,7 +68,7 @@ class Connection:
         attend: Callable[[Connection], None],
         *,
         now_s: float,
-        out_buffer_bytes: int = limits.OUT_BUFFER_BYTES,
+        out_buffer_bytes: int = limits.CONNECTION_OUT_BUFFER_BYTES,
     ) -> None:
         self.socket = connected
         self.peer = peer

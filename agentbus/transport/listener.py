@@ -114,7 +114,7 @@ class Listener:
         on_failure: Callable[[Exception], None] | None = None,
         accepted_uid: int | None = None,
         in_flight: InFlight | None = None,
-        out_buffer_bytes: int = limits.OUT_BUFFER_BYTES,
+        out_buffer_bytes: int = limits.CONNECTION_OUT_BUFFER_BYTES,
     ) -> None:
         self._handler = handler
         self._heartbeat_payload = heartbeat_payload

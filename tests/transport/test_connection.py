@@ -10,6 +10,7 @@ import pytest
 
 from agentbus import encoding, limits
 from agentbus.protocol import jsonrpc
+from agentbus.settings import SETTINGS
 from agentbus.transport.connection import Connection, corked
 from agentbus.transport.peer import Peer
 from tests.transport.server import RawClient, Server, eventually
@@ -209,6 +210,18 @@ def test_slow_reader_is_disconnected_and_others_are_not(serve: Serve, connect: C
     other.call(1, "echo")
     assert other.frame()["id"] == 1
     slow.close()
+
+
+def test_largest_window_and_an_answer_wait_for_a_client_that_reads_slowly(
+    server: Server, client: RawClient
+) -> None:
+    connection = server.connection()
+    (window_mib,) = [row.maximum for row in SETTINGS if row.name == "prefetch_mib"]
+    assert window_mib is not None
+    delivery = numbered(0, "x" * limits.MIB)
+    for _ in range(int(window_mib)):
+        assert connection.deliver([delivery])
+    assert connection.send(numbered(1, "x" * (limits.FRAME_BYTES - limits.KIB)))
 
 
 def test_heartbeat_is_answered_before_a_queue_of_deliveries(
