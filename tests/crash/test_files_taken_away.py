@@ -33,6 +33,7 @@ def test_nothing_is_accepted_into_a_database_that_was_moved_away(
 ) -> None:
     bus = throw_away_bus
     sam = bus.attach()
+    sam.call("send", channel="general", content="here")  # its attachment has opened the database
     database = bus.data_directory / "agentbus.sqlite3"
     database.rename(database.with_name("moved"))
     with pytest.raises(UnavailableError):
