@@ -27,7 +27,7 @@ from peewee import (
     TextField,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x41674273
 """`AgBs` in the file header: tells our file from another program's database."""
 
