@@ -24,12 +24,17 @@ from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import Held, parse_arrived
 from agentbus.errors import BusError, UnavailableError
 from agentbus.identity import Attachment
+from agentbus.protocol.operations import MUTATIONS
 from agentbus.transport.async_client import Asked, AsyncClient
 from agentbus.transport.client import NoAnswerError
 
 _log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 30.0
+_INSPECTION_SLACK_S = 5.0
+"""How much longer than its own timeout an inspection may take: it starts, and is ended and reaped.
+"""
+
 _ANSWER_SLACK_S = 10.0
 """How much longer than its own wait a pull may take."""
 
@@ -96,7 +101,8 @@ class Conversation:
         while True:
             try:
                 attachment = await self.attach()
-                return await self._request(attachment, method, {"args": args}, REQUEST_TIMEOUT_S)
+                timeout_s = self._timeout_s(method)
+                return await self._request(attachment, method, {"args": args}, timeout_s)
             except BusError as error:
                 if method == "unsubscribe" and error.code == "not_found" and retry.uncertain:
                     return {"channel": args["channel"]}  # the attempt before this one did it
@@ -341,6 +347,13 @@ class Conversation:
         self._attaching = None
         if not task.cancelled():
             task.exception()  # whoever waited has raised it; perhaps nobody waits any more
+
+    def _timeout_s(self, method: str) -> float:
+        """What is inspected is answered only after that."""
+        config = self._link.config_in_force()
+        if method in MUTATIONS and config.inspection_command:
+            return REQUEST_TIMEOUT_S + config.inspection_timeout_seconds + _INSPECTION_SLACK_S
+        return REQUEST_TIMEOUT_S
 
     async def _request(
         self, attachment: Attachment, method: str, params: dict[str, Any], timeout_s: float

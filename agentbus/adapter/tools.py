@@ -38,6 +38,7 @@ polling. Messages marked `redelivered` may have been seen before.
 material as a reference to a file.
 - A memory channel (list_channels: kind memory) holds shared notes that are edited in place: \
 send creates one, get_memory, edit_memory and delete_memory take its message_id as memory_id.
+- search finds live messages and current memories, newest first.
 - An error names a code, says whether a retry can help (`retryable`), and what to do."""
 
 

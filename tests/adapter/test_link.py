@@ -10,12 +10,14 @@ from unittest.mock import patch
 import pytest
 
 import agentbus.adapter.conversation
+import agentbus.adapter.retry
 from agentbus.adapter.binding import Binder
 from agentbus.adapter.calls import Calls
 from agentbus.adapter.conversation import Profile
 from agentbus.adapter.handoff import Outcome, current_delivery
 from agentbus.adapter.link import Link
 from agentbus.adapter.results import Answer
+from agentbus.encoding import encode
 from agentbus.errors import (
     ConfigMismatchError,
     NotFoundError,
@@ -97,6 +99,30 @@ async def test_a_lost_connection_and_an_unknown_outcome_are_retried_with_the_sam
     ids = {params["args"]["operation_id"] for params in daemon.requests("send")}
     assert len(daemon.requests("send")) == 3
     assert len(ids) == 1
+
+
+@scenario
+async def test_what_is_inspected_is_given_the_time_of_its_inspection(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    inspected = {"inspection_command": ["a-hook"], "inspection_timeout_seconds": 30}
+    daemon.config_path.write_bytes(encode(inspected))
+    read, sent = asyncio.Event(), asyncio.Event()
+    daemon.answers["history"] = [After(read, {"messages": []})]
+    daemon.answers["send"] = [After(sent, RECEIPT)]
+    with (
+        patch.object(agentbus.adapter.conversation, "REQUEST_TIMEOUT_S", 0.1),
+        patch.object(agentbus.adapter.retry, "ADAPTER_RETRY_SECONDS", 0.0),
+    ):
+        answer = await adapter.use("history", channel="general")
+        assert answer["error"]["code"] == "unavailable"  # nobody inspects what is read
+        read.set()
+        sending = asyncio.create_task(adapter.use("send", channel="general", content="x"))
+        await daemon.until("send")
+        finished, _ = await asyncio.wait([sending], timeout=0.3)
+        assert not finished
+        sent.set()
+        assert (await sending)["message_id"] == "m1"
 
 
 @scenario
