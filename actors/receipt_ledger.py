@@ -262,20 +262,21 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             self._projector.tell(Committed(tuple(facts), self._store.last_sequence, size_bytes))
 
     def _answer(self, submit: Submit, outcome: Outcome) -> None:
-        if isinstance(outcome, Done):
-            submit.reply_to.set(outcome.result)
-        else:
+        """What is given back comes before the answer, so that the caller's next call can use it;
+        what the answer announces comes after it."""
+        origin = submit.origin
+        if origin is not None:
+            if submit.reserved_bytes and not (isinstance(outcome, Done) and outcome.charged):
+                origin.tell(RateRefunded(submit.reserved_bytes))
+            if self._desk is not None and isinstance(submit.change, Mutation):
+                origin.tell(MutationSettled())
+        if isinstance(outcome, Refused):
             submit.reply_to.set_exception(outcome.error)
-        if submit.origin is None:
             return
-        if submit.reserved_bytes and not (isinstance(outcome, Done) and outcome.charged):
-            submit.origin.tell(RateRefunded(submit.reserved_bytes))
-        if self._desk is not None and isinstance(submit.change, Mutation):
-            submit.origin.tell(MutationSettled())
-        if isinstance(outcome, Done):
-            changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
-            if changed:
-                submit.origin.tell(SubscriptionsChanged(changed))
+        submit.reply_to.set(outcome.result)
+        changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
+        if changed and origin is not None:
+            origin.tell(SubscriptionsChanged(changed))
 
 
 def _overloaded() -> OverloadedError:

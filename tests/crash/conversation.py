@@ -51,10 +51,10 @@ class Reader:
         """Take deliveries as results until `done`; nothing is reported yet."""
         while not done(self.handed):
             delivery = self.session.wait_for("deliver")["delivery"]
-            for record in delivery["records"]:
+            for position, record in delivery["records"]:
                 known = max((one.sequence for one in self.handed), default=0)
-                again = record["sequence"] <= max(delivery["redelivered_through"], known)
-                self.handed.append(Handed(record["sequence"], record["message_id"], again))
+                again = position <= max(delivery["redelivered_through"], known)
+                self.handed.append(Handed(position, record["message_id"], again))
             self._position = delivery["through"]
 
     def report(self) -> Any:
