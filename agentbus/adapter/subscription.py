@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import merge
-from itertools import islice
 from typing import Any, TypeAlias
 
 from agentbus.encoding import encode
@@ -213,13 +212,21 @@ class SubscriptionQueue:
         return current
 
     def held(self, count: int) -> list[Held]:
-        """The memories among the first `count` messages that wait."""
-        waiting = (entry for entry in self._queue if isinstance(entry, Record))
-        return [
-            (self.subscription, record.position, record.message["message_id"], revision)
-            for record in islice(waiting, count)
-            if record.is_memory and (revision := record.message["revision"])
-        ]
+        """The memories among the first `count` messages that wait; own ones may be left out by a
+        result, so they do not count."""
+        held: list[Held] = []
+        for record in self._queue:
+            if not isinstance(record, Record):
+                continue
+            if not record.own:
+                if not count:
+                    break
+                count -= 1
+            if record.is_memory:
+                message = record.message
+                memory = message["message_id"], message["revision"]
+                held.append((self.subscription, record.position, *memory))
+        return held
 
     def take(self) -> Entry:
         """Give the first entry to a result."""

@@ -78,6 +78,17 @@ def test_what_is_queued_of_a_deleted_memory_is_dropped_and_its_credit_given_back
     assert report.positions == {1: 2}
 
 
+def test_own_memories_that_a_result_leaves_out_hide_no_other_from_the_comparison() -> None:
+    prefetch = attached()
+    own = {**memory(1), "sender": {"session_id": OWN}}
+    arrived = Arrived(1, "facts", 0, 2, 0, ((1, own), (2, memory(2))), (), None)
+    prefetch.accept(arrived, epoch=1, pushed=False, own=True)
+    failed = prefetch.take((), PLENTY, own=True)
+    prefetch.settle(failed, handed_off=False)
+    assert (1, 2, "memory-2", 1) in prefetch.held_memories((), 1)
+    assert shown(prefetch.take((), Budget(1, 10**9, 10**9))) == [(2, 1)]
+
+
 @pytest.mark.parametrize("revision", [2, None])
 def test_news_that_overtakes_the_record_holds_for_it(revision: int | None) -> None:
     prefetch = attached()
