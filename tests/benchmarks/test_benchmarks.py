@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from agentbus.encoding import decode_trusted
-from tests.benchmarks.__main__ import main
+from tests.benchmarks.__main__ import choose, main
 from tests.benchmarks.figures import Figure, Sample
-from tests.benchmarks.workloads import workloads
+from tests.benchmarks.workloads import Workload, workloads
 
 
 def test_every_workload_measures_something() -> None:
-    with workloads(print) as found:
+    with workloads(print, searched_messages=1000) as found:
         samples = {workload.name: workload.measure(0.15) for workload in found}
-    assert {"floor-1", "accept-1", "accept-8x16", "deliver", "mcp-1", "redis-1"} <= samples.keys()
+    expected = {"floor-1", "accept-1", "accept-8x16", "deliver", "mcp-1", "redis-1"}
+    assert expected | {"search-100k-sqlite"} <= samples.keys()
     for name, sample in samples.items():
         assert sample.per_second > 0, name
         assert 0 < sample.p50_us <= sample.p99_us, name
@@ -32,6 +33,14 @@ def test_a_run_reports_figures_ratios_and_the_machine(
     assert [figure["name"] for figure in document["figures"]] == ["floor-1", "accept-1"]
     assert document["ratios"]["accept-1 / floor-1, p50"] > 0
     assert "accept-1 / floor-1, p50" in capsys.readouterr().out
+
+
+def test_a_quick_run_leaves_out_what_is_slow_to_start_unless_it_is_named() -> None:
+    sample = Sample(1, 1, 1)
+    fast, slow = Workload("a", lambda _: sample), Workload("s", lambda _: sample, True)
+    assert choose([fast, slow], None, quick=False) == [fast, slow]
+    assert choose([fast, slow], None, quick=True) == [fast]
+    assert choose([fast, slow], "s,x", quick=True) == [slow]
 
 
 def test_a_figure_is_the_median_of_its_rounds() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from tests.benchmarks.references import (
     missing_nats,
     missing_simplebroker,
 )
+from tests.benchmarks.search_100k import MESSAGES, SearchBuses
 from tests.benchmarks.tool_calls import to_adapter, to_empty_server
 from tests.bus_fixture import ROOT, ThrowAwayBus
+from tests.redis_fixture import redis_can_search
 
 FLOOR_BATCH = 64
 PROBE_CHANNEL = "probe"
@@ -42,14 +45,20 @@ BUS_SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`measure(seconds)` is one round. Rounds of all workloads alternate."""
+    """`measure(seconds)` is one round. Rounds of all workloads alternate.
+
+    One that is `slow_to_start` prepares itself in its first round, for longer than that takes.
+    """
 
     name: str
     measure: Callable[[float], Sample]
+    slow_to_start: bool = False
 
 
 @contextmanager
-def workloads(say: Callable[[str], None]) -> Iterator[list[Workload]]:
+def workloads(
+    say: Callable[[str], None], *, searched_messages: int = MESSAGES
+) -> Iterator[list[Workload]]:
     """Everything that can be measured here, running; says what is left out and why."""
     with ExitStack() as stack:
         scratch = stack.enter_context(Scratch())
@@ -62,6 +71,7 @@ def workloads(say: Callable[[str], None]) -> Iterator[list[Workload]]:
         floor_64 = stack.enter_context(closing(Floor(scratch, FLOOR_BATCH)))
         adapter = stack.enter_context(closing(to_adapter(bus)))
         empty = stack.enter_context(closing(to_empty_server(bus)))
+        search = stack.enter_context(closing(SearchBuses(searched_messages)))
         yield [
             Workload("floor-1", floor_1.measure),
             *_accept("accept", "bus", bus.runtime.socket, lambda: _lag_s(bus)),
@@ -71,6 +81,7 @@ def workloads(say: Callable[[str], None]) -> Iterator[list[Workload]]:
             Workload("floor-64", floor_64.measure),
             *_accept("redis", "redis", redis.socket_path, lambda: None),
             *_simplebroker(scratch, say),
+            *_search(search, say),
         ]
         if (why := missing_nats()) is not None:
             say(f"skipped: NATS JetStream ({why})")
@@ -112,6 +123,17 @@ def _simplebroker(directory: Path, say: Callable[[str], None]) -> list[Workload]
     return [
         Workload("simplebroker-1", lambda seconds: measure_simplebroker(directory, 1, seconds)),
         Workload("simplebroker-8", lambda seconds: measure_simplebroker(directory, 8, seconds)),
+    ]
+
+
+def _search(buses: SearchBuses, say: Callable[[str], None]) -> list[Workload]:
+    engines = ["redis", "sqlite"]
+    if not redis_can_search():
+        engines.remove("redis")
+        say("skipped: search-100k-redis (no search module is installed)")
+    return [
+        Workload(f"search-100k-{engine}", partial(buses.measure, engine), slow_to_start=True)
+        for engine in engines
     ]
 
 
