@@ -160,7 +160,10 @@ class _Exchange:
         self._deadline_s = deadline_s
 
     def run(self, cancellation: Cancellation) -> bytes:
-        """All of stdout, once both outputs are closed and the child has ended (not yet reaped)."""
+        """All of stdout, once both outputs are closed and the child has ended (not yet reaped).
+
+        What is unwritten then nobody needs, although a child of it may still hold stdin.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(cancellation, selectors.EVENT_READ, "cancellation")
             selector.register(self._stdin, selectors.EVENT_WRITE, "stdin")
@@ -168,7 +171,7 @@ class _Exchange:
                 selector.register(pipe, selectors.EVENT_READ, name)
             for pipe in (self._stdin, *self._outputs.values()):
                 os.set_blocking(pipe.fileno(), False)
-            while len(selector.get_map()) > 1:
+            while self._outputs:
                 self._turn(selector, self._left_s())
             pause_s = _FIRST_PAUSE_S
             while not _has_ended(self._child):
@@ -215,6 +218,7 @@ class _Exchange:
             return
         if not data:
             selector.unregister(pipe)
+            del self._outputs[name]
             return
         read += data
         if len(read) > INSPECTION_OUTPUT_BYTES:

@@ -299,6 +299,17 @@ wait_for("hanging")
     assert len(run.hook.pids()) == 2
 
 
+def test_child_that_holds_only_the_unread_input_is_not_waited_for(run: Run) -> None:
+    body = """
+if os.fork() == 0:
+    note("pids", str(os.getpid()))
+    os.close(1); os.close(2)
+    hang()
+wait_for("hanging"); answer("allow")
+"""
+    assert run(body, encode("x" * MIB)) == Allowed()
+
+
 def test_grandchild_without_the_pipes_ends_with_the_run(run: Run) -> None:
     body = """
 if os.fork() == 0:
