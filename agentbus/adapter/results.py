@@ -204,7 +204,8 @@ def fit_list(
         if "content" in items[0]:
             items = [fit_message(items[0], characters - _characters({**body, key: []}))]
     chosen = items[len(items) - kept :] if from_end else items[:kept]
-    return {**body, key: chosen, "more": True}
+    more = len(chosen) < len(body[key]) or body.get("more", False)
+    return {**body, key: chosen, "more": more}
 
 
 def fit_search(body: Mapping[str, Any], characters: int) -> dict[str, Any]:

@@ -230,6 +230,15 @@ def test_a_page_of_one_message_that_is_too_large_is_cut_inside() -> None:
     assert fitted["messages"][0]["truncated"]["bytes"] > 40_000
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_a_last_message_that_is_cut_inside_promises_no_more_than_there_is(more: bool) -> None:
+    body = {"messages": [message(1, "x" * 50_000)], "more": more}
+    assert fit_list(body, "messages", 5_000)["more"] is more
+    cursor = "1" if more else None
+    found = {"messages": [message(1, "x" * 50_000)], "engine": "redis", "cursor": cursor}
+    assert fit_search(found, 5_000)["cursor"] == cursor
+
+
 def test_the_rest_of_a_message_is_read_offset_by_offset() -> None:
     content = "".join(f"line {n}\n" for n in range(5_000))
     read, offset = "", 0
