@@ -247,7 +247,7 @@ def test_any_sequence_of_calls_answers_as_the_model_does(
         need_search()
     with ThrowAwayBus(search_engine=engine, send_messages_per_second=10_000) as bus:
         model.bus, model.runs = bus, 0
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             model,
             settings=settings(
                 max_examples=runs,
