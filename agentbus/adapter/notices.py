@@ -16,6 +16,10 @@ from agentbus.limits import KIB, MEMORY_CHANGES
 NOTICES_BYTES: Final = 32 * KIB
 """Of all that wait, beside `MEMORY_CHANGES` of them: more would crowd out what was sent."""
 
+TOLD_KEPT: Final = 1000
+"""Memories whose last told change is remembered: a new attachment lists what changed since the one
+before it, told or not."""
+
 
 class MemoryNotices:
     """See the module. A notice is told until a result that carried it was handed off."""
@@ -23,10 +27,15 @@ class MemoryNotices:
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[dict[str, Any], int]] = {}  # memory id -> notice and size
         self._size_bytes = 0
+        self._told: dict[str, tuple[str, int]] = {}  # memory id -> what it was told of last
 
     def add(self, notice: dict[str, Any]) -> None:
-        """The newest of its memory; an older one is forgotten."""
+        """The newest of its memory; an older one is forgotten, and what was told already ignored."""
         memory_id = notice["memory_id"]
+        waiting = self._waiting.get(memory_id)
+        known = self._told.get(memory_id) if waiting is None else _change(waiting[0])
+        if known == _change(notice):
+            return
         self._remove(memory_id)
         size_bytes = len(encode(notice))
         self._waiting[memory_id] = notice, size_bytes
@@ -54,8 +63,18 @@ class MemoryNotices:
         for notice in notices:
             waiting = self._waiting.get(notice.get("memory_id", ""))
             if waiting is not None and waiting[0] is notice:
-                self._remove(notice["memory_id"])
+                memory_id = notice["memory_id"]
+                self._remove(memory_id)
+                self._told.pop(memory_id, None)
+                self._told[memory_id] = _change(notice)
+                if len(self._told) > TOLD_KEPT:
+                    del self._told[next(iter(self._told))]
 
     def _remove(self, memory_id: str) -> None:
         _, size_bytes = self._waiting.pop(memory_id, (None, 0))
         self._size_bytes -= size_bytes
+
+
+def _change(notice: dict[str, Any]) -> tuple[str, int]:
+    """What happened to the memory, however it is told."""
+    return notice["kind"], notice["revision"]

@@ -10,7 +10,13 @@ from agentbus.limits import MEMORY_CHANGES
 
 def notice(number: int, revision: int = 2, channel: str = "facts", content: str = "") -> Any:
     memory_id = f"memory-{number}"
-    return {"memory_id": memory_id, "revision": revision, "channel": channel, "content": content}
+    return {
+        "kind": "memory_edited",
+        "memory_id": memory_id,
+        "revision": revision,
+        "channel": channel,
+        "content": content,
+    }
 
 
 def test_the_newest_of_each_memory_waits_in_order_of_change() -> None:
@@ -28,6 +34,21 @@ def test_a_notice_waits_until_a_result_with_it_was_handed_off() -> None:
     notices.add(notice(2, revision=3))
     notices.told(told)
     assert notices.of((), 10_000) == (notice(2, revision=3),)
+
+
+def test_what_an_attachment_lists_again_is_told_once() -> None:
+    notices = MemoryNotices()
+    edited = notice(1, content="text")
+    notices.add(edited)
+    listed = {key: value for key, value in edited.items() if key != "content"}
+    notices.add(listed)
+    assert notices.of((), 10_000) == (edited,), "the one with the text is kept"
+    notices.told(notices.of((), 10_000))
+    notices.add(listed)
+    assert notices.of((), 10_000) == ()
+    deleted = {**listed, "kind": "memory_deleted"}
+    notices.add(deleted)
+    assert notices.of((), 10_000) == (deleted,)
 
 
 def test_only_those_of_the_named_channels_are_told() -> None:
