@@ -30,7 +30,7 @@ class MemoryNotices:
         self._told: dict[str, tuple[str, int]] = {}  # memory id -> what it was told of last
 
     def add(self, notice: dict[str, Any]) -> None:
-        """The newest of its memory; an older one is forgotten, and what was told already ignored."""
+        """The newest of its memory; an older one is forgotten, and what was told ignored."""
         memory_id = notice["memory_id"]
         waiting = self._waiting.get(memory_id)
         known = self._told.get(memory_id) if waiting is None else _change(waiting[0])
