@@ -170,6 +170,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._flush_due: TimerHandle | None = None
         self._pulls: dict[int, _WaitingPull] = {}
         self._feeds: Feeds
+        self._streams: StreamReader
         self._store: Reader
         self._searcher: Searcher
         self._turns = MutationTurns(neighbours.ledger)
@@ -181,11 +182,8 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._searcher = Searcher(
             self._neighbours.open_search, self._store, self._config.result_default_kib
         )
-        self._feeds = Feeds(
-            self._bound.session_id,
-            self._neighbours.open_streams(),
-            self._store,
-        )
+        self._streams = self._neighbours.open_streams()
+        self._feeds = Feeds(self._bound.session_id, self._streams, self._store)
         for row in self._bound.subscriptions:
             if row.expired_at_us is None:
                 self._feeds.open(row)
@@ -195,8 +193,14 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def on_stop(self) -> None:
         for feed in self._feeds:
             self._neighbours.channels.address(feed.channel_id).tell(Unwatch(self.address))
-        self._searcher.close()
-        self._store.close()
+        self._close_handles()
+
+    def on_failure(self, *_: object) -> None:
+        self._close_handles()  # a channel forgets a dead watcher by itself
+
+    def _close_handles(self) -> None:
+        for handle in (self._searcher, self._streams, self._store):
+            handle.close()
 
     def receive(self, message: AttachmentMessage) -> None:
         try:

@@ -29,6 +29,7 @@ class ChannelActor(PooledActor[ChannelMessage]):
     1. The head never goes back.
     2. A watcher that registers with an older position is woken at once, so no wake-up is lost
        between its last read and its registration.
+    3. A watcher that failed does not unwatch; it is forgotten when it would be told something.
     """
 
     def __init__(self, channel_id: ChannelId) -> None:
@@ -42,19 +43,24 @@ class ChannelActor(PooledActor[ChannelMessage]):
             case Projected(head, only_session):
                 if head > self._head:
                     self._head = head
-                    for watcher in self._watchers:
-                        watcher.tell(Wake(self._channel_id, head, only_session))
+                    self._tell_all(Wake(self._channel_id, head, only_session))
             case Watch(watcher, after):
                 self._watchers.add(watcher)
                 if self._head > after:
                     watcher.tell(Wake(self._channel_id, self._head))
             case NoticePosted():
-                for watcher in self._watchers:
-                    watcher.tell(message)
+                self._tell_all(message)
             case Unwatch(watcher):
                 self._watchers.discard(watcher)
             case _:
                 assert_never(message)
+
+    def _tell_all(self, message: Wake | NoticePosted) -> None:
+        for watcher in tuple(self._watchers):
+            if watcher.alive:
+                watcher.tell(message)
+            else:
+                self._watchers.discard(watcher)
 
 
 class ChannelDirectory:

@@ -246,7 +246,11 @@ class StreamReader:
     """
 
     def __init__(self, client: Client) -> None:
+        """The client is this reader's own from here on."""
         self._client = client
+
+    def close(self) -> None:
+        self._client.close()
 
     def read(
         self, channel_id: ChannelId, after: Sequence, count: int, max_bytes: int

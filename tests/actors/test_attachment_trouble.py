@@ -86,6 +86,22 @@ def test_a_push_stays_below_the_frame_limit_in_a_window_larger_than_a_frame(
     assert max(sizes) < FRAME_BYTES
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_an_attachment_closes_its_connections_to_redis(
+    stage: Stage, fails: bool
+) -> None:
+    def connections() -> int:
+        return len(stage.redis.client.client_list())
+
+    before = connections()
+    stage.attach()
+    stage.say("a")
+    assert stage.pushed() == [1]
+    assert connections() > before
+    stage.tell("nonsense" if fails else Detached())  # type: ignore[arg-type]
+    eventually(lambda: connections() == before, 5.0, what="its connections closed")
+
+
 def test_a_subscription_made_before_the_end_of_the_old_one_was_told_misses_no_wake_up(
     stage: Stage,
 ) -> None:

@@ -94,6 +94,8 @@ def test_a_watcher_that_died_does_not_hurt_the_others(
     channel.tell(Watch(watcher.address, Sequence(0)))
     channel.tell(Projected(Sequence(1)))
     assert watcher.expect(Wake).head == 1
+    settle(channel)
+    assert dead.address.statistics().dead_tells == 0  # it was forgotten, not told
 
 
 def test_the_directory_knows_one_actor_per_channel(dispatcher: Dispatcher) -> None:
