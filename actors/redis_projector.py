@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import assert_never
@@ -116,10 +117,13 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._connect()
 
     def on_stop(self) -> None:
-        self._project()
-        self._client.close()
-        self._server.stop()
-        self._store.close()
+        with closing(self._store), closing(self._client):
+            try:
+                self._project()
+            except Exception as error:
+                # SQLite has it all; what matters now is that Redis does not outlive the daemon.
+                _log.error("projection failed at the end: %s", describe_failure(error))
+            self._server.stop()
 
     @property
     def search_engine(self) -> EngineName:

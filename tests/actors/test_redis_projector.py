@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -36,7 +37,7 @@ from agentbus.projection.errors import RedisUnusableError
 from agentbus.projection.launching import RedisSettings
 from agentbus.projection.rebuild import UpToDate, needs
 from agentbus.projection.server import RedisServer
-from agentbus.store.changes import PruneSlice
+from agentbus.store.changes import Fact, MessageAppended, PruneSlice
 from tests.eventually import eventually
 from tests.probe import Probe
 from tests.redis_fixture import private_redis, redis_settings
@@ -111,6 +112,7 @@ class Projection:
         self.dispatcher.stop(5.0)
         self.supervisor.stop()
         self.watcher.stop()
+        self.ledger.stop()
         self.bus.close()
 
 
@@ -302,6 +304,27 @@ def test_the_end_projects_what_was_told_and_takes_redis_along(tmp_path: Path) ->
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert not settings.socket_path.exists()
+
+
+def test_what_cannot_be_projected_at_the_end_does_not_keep_redis_alive(tmp_path: Path) -> None:
+    with redis_settings() as settings:
+        projection = Projection(tmp_path, settings)
+        projection.catch_up()
+        pid = projection.redis_pid()
+        told = threading.Event()
+        (fact,) = projection.bus.done(projection.sam.send("a")).facts
+        assert isinstance(fact, MessageAppended)
+
+        def facts() -> Iterator[Fact]:
+            assert told.wait(5.0)  # until the stop waits behind it
+            yield replace(fact, sender=None)  # type: ignore[arg-type]
+
+        projection.address.tell(Committed(facts(), Sequence(1), SIZE_BYTES))  # type: ignore[arg-type]
+        projection.address.stop()
+        told.set()
+        projection.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_the_ledger_hears_how_the_projection_advances(projection: Projection) -> None:
