@@ -36,6 +36,7 @@ from actors.messages import (
 from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence, SessionId
+from agentbus.limits import MIB
 from agentbus.projection.connection import Client
 from agentbus.projection.errors import ProjectionError, ProjectionFullError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
@@ -57,6 +58,10 @@ from agentbus.store.changes import Fact, MessageAppended, MessagesRemoved
 from agentbus.store.reader import Reader
 
 _log = logging.getLogger(__name__)
+
+TELL_BYTES = MIB
+"""How much is projected before the ledger hears of it: waking it for each message costs sends more
+than knowing it exactly is worth."""
 
 PIPELINE_ENTRIES = 512
 """Messages of one pipelined call: bounds its memory and how long other work waits."""
@@ -103,6 +108,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._lost = True  # until the first CatchUp
         self._pending: list[Fact] = []
         self._pending_bytes = 0
+        self._untold_bytes = 0  # projected, and the ledger has not heard of it
         self._ledger: Address[LedgerMessage] | None = None
         self._epoch = RecoveryEpoch(0)
         self._projected = 0
@@ -169,8 +175,10 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         except ProjectionError as error:
             self._lose(error.message)
             return
-        if size_bytes and self._ledger is not None:
-            self._ledger.tell(ProjectionAdvanced(self._epoch, size_bytes))
+        self._untold_bytes += size_bytes
+        if self._untold_bytes >= TELL_BYTES and self._ledger is not None:
+            self._ledger.tell(ProjectionAdvanced(self._epoch, self._untold_bytes))
+            self._untold_bytes = 0
 
     def _write(self, facts: list[Fact]) -> None:
         """Facts in order: runs of new content in one call each, removals between them."""
@@ -220,7 +228,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     def _catch_up(self, order: CatchUp) -> None:
         self._lost = True
         self._pending, self._pending_bytes = [], 0
-        self._ledger, self._epoch = order.ledger, order.epoch
+        self._ledger, self._epoch, self._untold_bytes = order.ledger, order.epoch, 0
         try:
             self._make_usable()
             self._fill_whatever_it_takes(order)
