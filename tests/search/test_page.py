@@ -37,7 +37,7 @@ def test_the_example_is_a_search() -> None:
     "row",
     [
         f"| `text` | {SEARCH_TEXT_BYTES} bytes, {SEARCH_WORDS} words and phrases |",
-        f"| a word | {WORD_CHARACTERS} letters |",
+        f"| a word | {WORD_CHARACTERS} letters;",
         f"| time | {SEARCH_SECONDS:g} second |",
         f"| `count` | {SEARCH_PAGE_MAX} |",
         f"| bytes of a page | {RESULT_BYTES // MIB} MiB |",
