@@ -94,8 +94,3 @@ class ChannelDirectory:
         """All channels that were looked at so far."""
         with self._lock:
             return list(self._channels.values())
-
-    def stop(self) -> None:
-        """Ask all channels to end; they do so after what they were told before."""
-        for address in self.addresses():
-            address.stop()

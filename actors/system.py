@@ -38,7 +38,7 @@ from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
 from actors.timer import Timer
 from agentbus.clock import Clock, SystemClock
-from agentbus.config import Config
+from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
 from agentbus.ids import BusId
 from agentbus.inspection import find_command
@@ -58,7 +58,6 @@ from agentbus.transport.singleton import DaemonLock, RuntimePaths, bind_socket, 
 
 _log = logging.getLogger(__name__)
 
-DATABASE_NAME = "agentbus.sqlite3"
 REDIS_CHECK_SECONDS = 5.0
 """How often an idle projection is asked whether it lives; a busy one notices by itself."""
 

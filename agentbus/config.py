@@ -44,6 +44,9 @@ __all__ = [
 
 Source: TypeAlias = Literal["default", "file"]
 
+DATABASE_NAME = "agentbus.sqlite3"
+"""The file of the bus in its data directory."""
+
 FILE_BYTES = MIB
 """No sensible configuration is larger; a wrong path (a database, a log) is not read whole."""
 

@@ -20,9 +20,6 @@ from agentbus.limits import KIB
 ChannelKind = Literal["ordinary", "memory"]
 ReferenceKind = Literal["url", "unix_path", "windows_path"]
 
-SEQUENCE_BYTES_RESERVE = 16
-"""Room for the digits of the sequence in the size check before the sequence is known."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:

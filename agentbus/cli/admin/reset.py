@@ -15,12 +15,9 @@ from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, Arguments, complain
 from agentbus.cli.output import print_json
 from agentbus.cli.running import Daemon, find_daemon, runtime_paths
 from agentbus.cli.text import for_terminal
-from agentbus.config import Config, load_config
+from agentbus.config import DATABASE_NAME, Config, load_config
 from agentbus.errors import UnavailableError, ValidationError
 from agentbus.transport.singleton import DaemonLock, holder_pid, prepare_directory
-
-DATABASE_NAME = "agentbus.sqlite3"
-"""As the daemon names it, which this package must not import; a test compares the two."""
 
 WHAT_IS_LOST = (
     "This deletes all messages, channels, agents, sessions, subscriptions and receipts for good.\n"
