@@ -7,7 +7,6 @@ to the ledger by `tell`, and the ledger answers the caller itself.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
@@ -45,10 +44,11 @@ from actors.messages import (
     Watch,
 )
 from actors.notices import compare, notice_of
+from actors.pulls import WaitingPulls
 from actors.queries import Profile
-from actors.replies import TellReply
+from actors.reports import HandoffReports
 from actors.searching import Searcher
-from actors.timer import Timer, TimerHandle
+from actors.timer import Timer
 from actors.turns import MutationTurns
 from agentbus.clock import Clock
 from agentbus.config import Config
@@ -62,10 +62,9 @@ from agentbus.errors import (
     UnavailableError,
     ValidationError,
 )
-from agentbus.failpoints import reach
 from agentbus.identity import Attachment
 from agentbus.ids import ChannelId, Sequence
-from agentbus.limits import HANDOFF_FLUSH_MS, HANDOFF_FLUSH_REPORTS, KIB
+from agentbus.limits import KIB
 from agentbus.projection.errors import ProjectionError
 from agentbus.projection.streams import StreamReader
 from agentbus.protocol.operations import (
@@ -84,7 +83,6 @@ from agentbus.protocol.operations import (
     WhoAmI,
 )
 from agentbus.protocol.session import Delivery, Pull
-from agentbus.rules.coalesce import ReportCoalescer
 from agentbus.rules.credit import Credit
 from agentbus.rules.query import SearchEngine
 from agentbus.rules.rates import Rates
@@ -94,7 +92,6 @@ from agentbus.store.changes import (
     MakeChannel,
     MemoryRemoved,
     MemoryRevised,
-    MoveCursors,
     OpenSubscription,
     SubscriptionClosed,
     SubscriptionExpired,
@@ -119,13 +116,6 @@ class Neighbours:
     open_streams: Callable[[], StreamReader]
     open_store: Callable[[], Reader]
     open_search: Callable[[], SearchEngine]
-
-
-@dataclass(slots=True)
-class _WaitingPull:
-    pull: Pull
-    reply_to: Reply
-    due: TimerHandle | None
 
 
 class AttachmentActor(BusActor[AttachmentMessage]):
@@ -164,12 +154,9 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             config.max_message_kib * KIB,
             clock.monotonic_s(),
         )
-        self._reports = ReportCoalescer()
-        self._unanswered: list[tuple[int, Reply]] = []  # reports of the next flush
-        self._flushing: deque[tuple[MoveCursors, list[tuple[int, Reply]]]] = deque()
-        self._flush_due: TimerHandle | None = None
-        self._pulls: dict[int, _WaitingPull] = {}
         self._feeds: Feeds
+        self._reports: HandoffReports
+        self._pulls: WaitingPulls
         self._streams: StreamReader
         self._store: Reader
         self._searcher: Searcher
@@ -184,6 +171,11 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         )
         self._streams = self._neighbours.open_streams()
         self._feeds = Feeds(self._bound.session_id, self._streams, self._store)
+        neighbours = self._neighbours
+        self._reports = HandoffReports(
+            self._attachment, self._feeds, neighbours.ledger, neighbours.timer, self.address
+        )
+        self._pulls = WaitingPulls(self._feeds, neighbours.timer, self.address)
         for row in self._bound.subscriptions:
             if row.expired_at_us is None:
                 self._feeds.open(row)
@@ -218,13 +210,13 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             case CreditGranted(credit):
                 self._credit.grant(credit.messages, credit.size_bytes)
             case CallSeen(used):
-                self._call_seen(used.confirms, used.channels)
+                self._reports.call_seen(used.confirms, used.channels)
             case HandoffReported():
                 self._handoff_reported(message)
             case FlushReports():
-                self._flush()
+                self._reports.flush()
             case CursorsCommitted(error):
-                self._cursors_committed(error)
+                self._reports.settled(error)
             case PullAsked(pull, reply_to):
                 self._pull_asked(pull, reply_to)
             case CompareHeldMemories(held, reply_to):
@@ -251,8 +243,8 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 assert_never(message)
 
     def _detached(self, error: BusError) -> None:
-        self._flush()
-        self._end_pulls(error)
+        self._reports.flush()
+        self._pulls.end(error)
         for submit in self._turns.abandon():
             submit.reply_to.set_exception(error)
         self.stop()
@@ -341,9 +333,8 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             feed.sent = max(feed.sent, wake.head)  # only own messages since the last read
             return
         feed.behind = True
-        for number, waiting in list(self._pulls.items()):
-            if feed.subscription in waiting.pull.after:
-                self._serve(number, last_chance=False)
+        for number in self._pulls.of(feed.subscription):
+            self._serve(number, last_chance=False)
 
     def _push(self) -> None:
         """Send what the window has room for."""
@@ -377,12 +368,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def _pull_asked(self, pull: Pull, reply_to: Reply) -> None:
         self._require_ready()
         self._pull_ended(pull.number)  # of a client that uses a number again, as if cancelled
-        due = None
-        if pull.wait_ms:
-            due = self._neighbours.timer.deliver_after(
-                pull.wait_ms / 1000, self.address, PullDue(pull.number)
-            )
-        self._pulls[pull.number] = _WaitingPull(pull, reply_to, due)
+        self._pulls.add(pull, reply_to)
         self._serve(pull.number, last_chance=not pull.wait_ms)
 
     def _pull_ended(self, number: int) -> None:
@@ -391,39 +377,12 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             self._serve(number, last_chance=True)
 
     def _serve(self, number: int, *, last_chance: bool) -> None:
-        waiting = self._pulls[number]
-        pull = waiting.pull
-        deliveries: list[Delivery] = []
-        left_count, left_bytes = pull.count, pull.max_bytes
         try:
-            for subscription, after in pull.after.items():
-                feed = self._feeds.get(subscription)
-                if feed is None or left_count < 1 or left_bytes < 1:
-                    continue
-                delivery = self._feeds.pull(feed, after, left_count, left_bytes, pull.include_own)
-                left_count -= len(delivery.records)
-                left_bytes -= delivery.size_bytes
-                deliveries.append(delivery)
+            self._pulls.serve(number, self._readiness.epoch, last_chance=last_chance)
         except ProjectionError:
             self._projection_trouble()
             if last_chance:
-                self._settle_pull(number).set_exception(self._unavailable())
-            return
-        found = any(delivery.records or delivery.gaps for delivery in deliveries)
-        if found or last_chance:
-            self._feeds.answered(deliveries)
-            moved = [d.as_data() for d in deliveries if d.records or d.gaps or d.through > d.after]
-            self._settle_pull(number).set({"epoch": self._readiness.epoch, "deliveries": moved})
-
-    def _settle_pull(self, number: int) -> Reply:
-        waiting = self._pulls.pop(number)
-        if waiting.due is not None:
-            waiting.due.cancel()
-        return waiting.reply_to
-
-    def _end_pulls(self, error: BusError) -> None:
-        for number in list(self._pulls):
-            self._settle_pull(number).set_exception(error)
+                self._pulls.fail(number, self._unavailable())
 
     def _memory_changed(self, fact: MemoryRevised | MemoryRemoved) -> None:
         """What was sent before shows what is no longer so: certain to be told, unlike the notice.
@@ -454,73 +413,13 @@ class AttachmentActor(BusActor[AttachmentMessage]):
 
     # --- handoff and cursors ---
 
-    def _call_seen(self, confirms: int, channels: tuple[str, ...] | None) -> None:
-        if confirms:
-            self._reports.confirm(confirms)
-        if channels is not None:
-            for feed in self._feeds.of_names(channels):
-                self._reports.renew(feed.subscription)
-        self._flush_soon()
-
     def _handoff_reported(self, message: HandoffReported) -> None:
         report = message.report
         if report.epoch != self._readiness.epoch or self._readiness.state != "ready":
             self.stale_reports += 1
             message.reply_to.set({"report": report.report, "stale": True})
             return
-        positions = {
-            subscription: position
-            for subscription, position in report.positions.items()
-            if (feed := self._feeds.get(subscription)) is not None and position <= feed.sent
-        }
-        self._reports.report(report.report, positions, report.expired)
-        self._unanswered.append((report.report, message.reply_to))
-        if len(self._unanswered) >= HANDOFF_FLUSH_REPORTS:
-            self._flush()
-        else:
-            self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        if self._flush_due is None and not (self._reports.is_empty and not self._unanswered):
-            self._flush_due = self._neighbours.timer.deliver_after(
-                HANDOFF_FLUSH_MS / 1000, self.address, FlushReports()
-            )
-
-    def _flush(self) -> None:
-        if self._flush_due is not None:
-            self._flush_due.cancel()
-            self._flush_due = None
-        if self._reports.is_empty and not self._unanswered:
-            return
-        moves = self._reports.take()
-        change = MoveCursors(
-            self._attachment,
-            moves.handed_off,
-            moves.confirmed,
-            moves.renewed,
-            moves.expiry_confirmed,
-        )
-        self._flushing.append((change, self._unanswered))
-        self._unanswered = []
-        reach("before_cursor_commit")
-        reply = TellReply(self.address, lambda _: CursorsCommitted(), _cursors_not_committed)
-        self._neighbours.ledger.tell(Submit(change, reply, self.address))
-
-    def _cursors_committed(self, error: BusError | None) -> None:
-        change, replies = self._flushing.popleft()
-        for number, reply_to in replies:
-            if error is None:
-                reply_to.set({"report": number})
-            else:
-                reply_to.set_exception(error)
-        if error is not None:
-            return
-        for subscription, position in change.handed_off.items():
-            if (feed := self._feeds.get(subscription)) is not None:
-                feed.handed_off = max(feed.handed_off, position)
-        for subscription, position in change.confirmed.items():
-            if (feed := self._feeds.get(subscription)) is not None:
-                feed.confirmed = max(feed.confirmed, position)
+        self._reports.reported(report, message.reply_to)
 
     # --- subscriptions and readiness ---
 
@@ -570,18 +469,14 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         new_epoch = readiness.epoch != self._readiness.epoch
         self._readiness = readiness
         if new_epoch:
-            self._reports = ReportCoalescer()
-            for number, reply_to in self._unanswered:
-                self.stale_reports += 1
-                reply_to.set({"report": number, "stale": True})
-            self._unanswered = []
+            self.stale_reports += self._reports.new_epoch()
             self._credit.reset()
             self._feeds.rewind()
         if readiness.state == "ready":
             self._trouble = False
             self._watch_all()
         else:
-            self._end_pulls(self._unavailable())
+            self._pulls.end(self._unavailable())
 
     def _require_ready(self) -> None:
         if self._readiness.state != "ready":
@@ -592,9 +487,3 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             f"the bus is {self._readiness.state}; nothing was done, try again shortly",
             retry_after_ms=self._readiness.retry_after_ms,
         )
-
-
-def _cursors_not_committed(error: BaseException) -> CursorsCommitted:
-    if isinstance(error, BusError):
-        return CursorsCommitted(error)
-    return CursorsCommitted(UnavailableError("the report was not committed"))

@@ -37,6 +37,7 @@ from agentbus.adapter.tools import parse_call
 from agentbus.config import Config
 from agentbus.encoding import encode
 from agentbus.errors import BusError, InternalError, OverloadedError
+from agentbus.failpoints import reach
 from agentbus.identity import SessionIdentity
 from agentbus.ids import new_id
 from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT, KIB, MIB, RESULT_BYTES
@@ -75,6 +76,8 @@ def _settled(delivery: Delivery) -> None:
     if delivery.handed_off:
         delivery.conversation.notices_told(delivery.notices)
     if delivery.batch is not None:
+        if delivery.handed_off and delivery.batch.entries:
+            reach("after_handoff_write")
         delivery.conversation.settle(
             delivery.prefetch,
             delivery.batch,

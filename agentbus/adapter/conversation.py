@@ -23,6 +23,7 @@ from agentbus.adapter.prefetch import Batch, Prefetch, Report
 from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import Held, parse_arrived
 from agentbus.errors import BusError, UnavailableError
+from agentbus.failpoints import reach
 from agentbus.identity import Attachment
 from agentbus.protocol.operations import MUTATIONS
 from agentbus.transport.async_client import Asked, AsyncClient
@@ -246,6 +247,7 @@ class Conversation:
             "positions": [list(position) for position in report.positions.items()],
             "expired": list(report.expired),
         }
+        reach("before_report")
         try:
             asked = self._ask(attachment, "handoff", params)
         except BusError as error:
