@@ -71,6 +71,7 @@ class HandoffReports:
         }
         self._gathered.report(report.report, positions, report.expired)
         self._unanswered.append((report.report, reply_to))
+        reach("during_report_batch")
         if len(self._unanswered) >= HANDOFF_FLUSH_REPORTS:
             self.flush()
         else:
@@ -111,6 +112,7 @@ class HandoffReports:
 
     def settled(self, error: BusError | None) -> None:
         """The oldest flush under way was committed, or was not."""
+        reach("after_cursor_commit")
         change, replies = self._flushing.popleft()
         for number, reply_to in replies:
             if error is None:

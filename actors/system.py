@@ -37,7 +37,7 @@ from actors.reporter import ReporterActor, Sources
 from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
 from actors.timer import Timer
-from agentbus.clock import Clock, SystemClock
+from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
 from agentbus.ids import BusId
@@ -79,7 +79,7 @@ class System:
         self._config = config
         self._paths = paths
         self._lock = lock
-        self._clock = clock or SystemClock()
+        self._clock = clock or machine_clock()
         self._ended = threading.Event()
         self._failure: str | None = None
         self._stops: list[StopAsked] = []

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
+
+SHIFT_VARIABLE: Final = "AGENTBUS_TEST_CLOCK_SHIFT"
+"""Names the file of a `ShiftedClock`."""
 
 
 class Clock(Protocol):
@@ -34,3 +39,19 @@ class SystemClock:
 
     def on_jump(self, wake: Callable[[], None]) -> None:
         return None
+
+
+class ShiftedClock(SystemClock):
+    """For crash tests: the wall clock is wrong by what a file says, in seconds, at each look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def wall_us(self) -> int:
+        return super().wall_us() + round(float(self._path.read_text()) * 1_000_000)
+
+
+def machine_clock() -> SystemClock:
+    """The machine's clocks; shifted where the environment names a file, which only tests do."""
+    path = os.environ.get(SHIFT_VARIABLE)
+    return ShiftedClock(Path(path)) if path else SystemClock()

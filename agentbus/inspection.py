@@ -26,6 +26,7 @@ from typing import IO, Any, Final, TypeAlias
 from agentbus.config import Config, ConfigError
 from agentbus.encoding import decode_strict, encode
 from agentbus.errors import ValidationError
+from agentbus.failpoints import reach
 from agentbus.identity import SenderBinding
 from agentbus.limits import INSPECTION_OUTPUT_BYTES, INSPECTION_REASON_CHARACTERS, KIB
 from agentbus.settings import shown
@@ -135,6 +136,7 @@ def inspect(
         return Failed(f"it could not be started: {_reason(error)}")
     try:
         try:
+            reach("during_inspection")
             output = _Exchange(child, document, deadline_s).run(cancellation)
         finally:
             code = _bury(child)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from agentbus import failpoints
 from tests.clock import FakeClock
 
 REQUIRE_ALL = bool(os.environ.get("AGENTBUS_REQUIRE_ALL"))
@@ -39,6 +40,13 @@ def short_folder() -> Iterator[Path]:
 def clock() -> FakeClock:
     """Time that stands still until the test moves it."""
     return FakeClock()
+
+
+@pytest.fixture
+def armed() -> Iterator[Callable[[str], None]]:
+    """Arms failpoints of this process; none is armed afterwards."""
+    yield failpoints.arm
+    failpoints.arm("")
 
 
 @pytest.hookimpl(wrapper=True)

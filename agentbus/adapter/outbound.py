@@ -43,6 +43,7 @@ from agentbus.adapter.handoff import (
 from agentbus.adapter.inbound import Refusal
 from agentbus.encoding import encode_line
 from agentbus.errors import ValidationError
+from agentbus.failpoints import reach
 
 _log = logging.getLogger(__name__)
 
@@ -233,6 +234,8 @@ class WriteSide:
             # Before the write: a client that ends as soon as it has its result did have it.
             is_heard = self._is_heard(frame)
             try:
+                if frame.delivery is not None:
+                    reach("before_handoff_write")
                 written_bytes = os.write(self._fd, chunk)
             except BlockingIOError:
                 self._watch(True)

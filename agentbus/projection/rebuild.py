@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, Sequence
 from agentbus.projection import keys
 from agentbus.projection.connection import CLEAR_TIMEOUT_SECONDS, Client, connect, execute
@@ -106,6 +107,7 @@ def replay(
         if batch:
             writer.project(batch, batch[-1].sequence)
             done += len(batch)
+            reach("during_replay")
             progress(done, total)
     known = writer.removed()
     for channel_id, removed_through in removed.items():
@@ -132,5 +134,6 @@ def rebuild(
     for batch in source:
         writer.load(batch)
         done += len(batch)
+        reach("during_rebuild")
         progress(done, total)
     writer.mark(bus_id, through)

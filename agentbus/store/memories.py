@@ -16,6 +16,7 @@ from peewee import SQL, fn
 from agentbus.encoding import decode_trusted
 from agentbus.envelope import Body, body_of, check_size, encode_envelope
 from agentbus.errors import NotFoundError
+from agentbus.failpoints import reach
 from agentbus.ids import ChannelId, MessageId, Sequence, SessionId
 from agentbus.limits import MEMORY_CHANGES
 from agentbus.rules.memories import revised
@@ -137,6 +138,7 @@ def revise_memory(work: Work, change: ReviseMemory) -> Done:
 
     # Nothing is refused from here on.
     work.execute(_END, (work.now_us, sequence, live.sequence))
+    reach("during_memory_edit")
     work.insert(
         INSERT_MESSAGE,
         (

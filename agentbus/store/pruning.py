@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from peewee import SQL
 
+from agentbus.failpoints import reach
 from agentbus.ids import ChannelId, Sequence, SessionId
 from agentbus.rules.retention import age_cut, over_since_us
 from agentbus.store.accounting import row_bytes_sql
@@ -96,6 +97,7 @@ def _messages_by_age(work: Work, max_rows: int) -> Done:
     if not over:
         return Done(PruneResult(0, False))
     work.connection.executemany(_DELETE_MESSAGE, [(row[0],) for row in over])
+    reach("during_eviction")
     work.counters.logical_bytes -= sum(row[3] for row in over)
     work.staged.ordinary_from = Sequence(over[-1][0] + 1)
     removed: defaultdict[ChannelId, list[Sequence]] = defaultdict(list)

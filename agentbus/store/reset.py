@@ -11,6 +11,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentbus.failpoints import reach
 from agentbus.ids import BusId, Generation, Sequence
 from agentbus.store.connection import Synchronous, check_ours, open_writer, unusable
 from agentbus.store.creation import create, insert_first_rows
@@ -56,6 +57,7 @@ def _reset(connection: sqlite3.Connection, now_us: int) -> None:
         counters = load_committed(connection).counters
         for statement in _EMPTY:
             connection.execute(statement)
+        reach("during_reset")
         insert_first_rows(connection, now_us, counters.last_sequence, counters.last_generation)
         connection.execute("COMMIT")
     except BaseException:

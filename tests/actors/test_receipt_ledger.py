@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from actors.messages import (
     Unfence,
 )
 from actors.receipt_ledger import ReceiptLedgerActor
-from agentbus import failpoints
 from agentbus.errors import (
     ConflictError,
     NotFoundError,
@@ -266,14 +265,13 @@ def test_the_asker_hears_of_its_subscription_changes_after_the_answer(ledger: Le
 
 
 def test_a_commit_that_raises_is_unknown_for_the_whole_batch_and_ends_the_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, armed: Callable[[str], None]
 ) -> None:
     with ledger_on(tmp_path) as first:
         first.start()
         sam = first.attach()
     with ledger_on(tmp_path) as ledger:
-        monkeypatch.setattr(failpoints, "_name", "commit")
-        monkeypatch.setattr(failpoints, "_action", "raise")
+        armed("commit:raise")
         replies = [ledger.tell(sam.send(f"m{n}", operation_id=f"k{n}")) for n in range(3)]
         ledger.start()
         for reply in replies:
@@ -286,7 +284,7 @@ def test_a_commit_that_raises_is_unknown_for_the_whole_batch_and_ends_the_ledger
         ledger.projector.expect_nothing_of(Committed)
     assert [type(error).__name__ for error in ledger.failures] == ["CommitUncertain"]
 
-    monkeypatch.setattr(failpoints, "_name", "")
+    armed("")
     with ledger_on(tmp_path) as reopened:
         reopened.start()
         answers = [reopened.ask(sam.send(f"m{n}", operation_id=f"k{n}")) for n in range(3)]
@@ -294,15 +292,14 @@ def test_a_commit_that_raises_is_unknown_for_the_whole_batch_and_ends_the_ledger
 
 
 def test_a_failure_before_commit_refuses_the_batch_and_the_next_one_passes(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, armed: Callable[[str], None]
 ) -> None:
     sam = ledger.attach()
-    monkeypatch.setattr(failpoints, "_name", "before_commit")
-    monkeypatch.setattr(failpoints, "_action", "raise")
+    armed("before_commit:raise")
     with pytest.raises(UnavailableError, match="nothing was stored"):
         ledger.ask(sam.send("m", operation_id="k"), 9)
     assert ledger.origin.expect(RateRefunded) == RateRefunded(9)
-    monkeypatch.setattr(failpoints, "_name", "")
+    armed("")
     assert ledger.ask(sam.send("m", operation_id="k"))["duplicate"] is False
 
 
