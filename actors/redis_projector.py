@@ -33,7 +33,14 @@ from actors.messages import (
     ProjectorMessage,
     SupervisorMessage,
 )
-from actors.projections import ContentFact, memories, memory_changes, messages, projection_of
+from actors.projections import (
+    ContentFact,
+    memories,
+    memory_changes,
+    messages,
+    messages_by_channel,
+    projection_of,
+)
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence, SessionId
 from agentbus.limits import MIB
@@ -280,7 +287,13 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _fill(self, order: CatchUp) -> None:
         removed = {row.channel_id: row.removed_through for row in self._store.channels()}
-        need = needs(self._client, self._bus_id, order.through, self._store.purged_through())
+        need = needs(
+            self._client,
+            self._bus_id,
+            order.through,
+            self._store.purged_through(),
+            search=self._info.search,
+        )
         if isinstance(need, Rebuild):
             _log.info("rebuilding the projection: %s", need.reason)
             clear(self._client)
@@ -289,7 +302,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         store, search = self._store, self._info.search  # the ledger is fenced meanwhile
         match need:
             case UpToDate():
-                return
+                pass
             case Replay(after):
                 replay(
                     self._writer,
@@ -306,7 +319,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                     self._bus_id,
                     chain(
                         memories(store, Sequence(0), search=search),
-                        messages(store, Sequence(0), search=search),
+                        messages_by_channel(store, search=search),
                     ),
                     order.through,
                     removed,
@@ -315,6 +328,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 )
             case _:
                 assert_never(need)
+        check_filled(self._client, self._bus_id)  # it may have been emptied meanwhile
 
     def _progress(self, order: CatchUp) -> Callable[[int, int], None]:
         told_s = 0.0

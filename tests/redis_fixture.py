@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from agentbus.ids import BusId
+from agentbus.ids import BusId, Sequence
 from agentbus.limits import MIB
 from agentbus.projection.connection import Client
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from agentbus.projection.launching import RedisInfo, RedisSettings
 from agentbus.projection.server import RedisServer
+from agentbus.projection.streams import StreamWriter
 
 BUS_ID = BusId("0190a1b2-0000-7000-8000-00000000b005")
 
@@ -72,6 +73,12 @@ def redis_server() -> Iterator[PrivateRedis]:
     """A running, empty instance, with search where a module is installed."""
     with private_redis() as running:
         yield running
+
+
+def set_mark(writer: StreamWriter, bus_id: BusId, through: Sequence) -> None:
+    """Declare a Redis to be complete, however it was filled."""
+    writer.begin_mark(bus_id, through)
+    writer.mark()
 
 
 def redis_can_search() -> bool:

@@ -3,6 +3,7 @@
 | Key | Type | What it holds |
 |---|---|---|
 | `agentbus:marker` | hash | `bus_id`, `sequence` (last projected), `layout` |
+| `agentbus:draft` | hash | while a rebuild is under way: the marker that it ends with |
 | `agentbus:removed` | hash | channel id → highest sequence ever removed from its stream |
 | `c:<channel id>` | stream | one entry per message, id `<sequence>-0`, fields `e`, `s`; see below |
 | `r:<memory id>` | string | envelope of a memory's live revision |
@@ -24,6 +25,7 @@ LAYOUT = f"3 {DOCUMENT_VERSION}".encode()
 """Raise the number with any change to keys or fields: a Redis of another layout is rebuilt."""
 
 MARKER = "agentbus:marker"
+MARKER_DRAFT = "agentbus:draft"
 MARKER_BUS_ID = "bus_id"
 MARKER_SEQUENCE = "sequence"
 MARKER_LAYOUT = "layout"

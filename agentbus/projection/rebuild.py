@@ -17,6 +17,7 @@ from agentbus.ids import BusId, ChannelId, Sequence
 from agentbus.projection import keys
 from agentbus.projection.connection import CLEAR_TIMEOUT_SECONDS, Client, connect, execute
 from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
+from agentbus.projection.search import has_index
 from agentbus.projection.streams import Projection, StreamEntry, StreamWriter
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -43,11 +44,17 @@ class Rebuild:
 
 
 def needs(
-    client: Client, bus_id: BusId, last_sequence: Sequence, replay_from: Sequence
+    client: Client,
+    bus_id: BusId,
+    last_sequence: Sequence,
+    replay_from: Sequence,
+    *,
+    search: bool,
 ) -> UpToDate | Replay | Rebuild:
     """What must be done until this Redis has all of `bus_id` up to `last_sequence`.
 
-    Before `replay_from` the ledger no longer knows everything that happened.
+    Before `replay_from` the ledger no longer knows everything that happened. `search`: this Redis
+    is the search engine too.
     """
     with redis_errors("read its marker"):
         found_bus_id, found_sequence, found_layout = execute(
@@ -66,6 +73,8 @@ def needs(
         return Rebuild(f"Redis is ahead of the ledger ({sequence} > {last_sequence})")
     if sequence < replay_from:
         return Rebuild(f"Redis may hold memories whose end was purged ({sequence} < {replay_from})")
+    if search and not has_index(client):
+        return Rebuild("Redis has lost its search index")
     return UpToDate() if sequence == last_sequence else Replay(after=sequence)
 
 
@@ -125,10 +134,12 @@ def rebuild(
     total: int,
     progress: Progress,
 ) -> None:
-    """Fill a cleared Redis. `source` yields each channel in order, channels in any order.
+    """Fill a cleared Redis. `source` yields each channel in order, the most wanted first.
 
-    The marker is set last: until then this Redis counts as never filled.
+    The marker is set last: until then this Redis counts as never filled. Whoever empties it
+    meanwhile takes the marker's draft along, and then the marker cannot be set.
     """
+    writer.begin_mark(bus_id, through)
     writer.set_removed(removed)
     done = 0
     for batch in source:
@@ -136,4 +147,5 @@ def rebuild(
         done += len(batch)
         reach("during_rebuild")
         progress(done, total)
-    writer.mark(bus_id, through)
+    reach("before_mark")
+    writer.mark()

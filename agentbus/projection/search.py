@@ -34,6 +34,12 @@ def hash_fields(document: SearchDocument, sequence: int) -> list[str | int]:
     return fields
 
 
+def has_index(client: Client) -> bool:
+    """Whether the index is there; one made anew over old documents would fill only by and by."""
+    with redis_errors("list its search indexes"):
+        return keys.INDEX.encode() in execute(client, "FT._LIST")
+
+
 def ensure_index(client: Client) -> None:
     """Create the index unless it exists. Documents written from now on are found at once.
 

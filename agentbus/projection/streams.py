@@ -30,6 +30,7 @@ READ_ENTRIES = 64
 DROP_ENTRIES = 1000
 """Entries of a dropped channel whose documents are removed per round trip."""
 
+_NO_SUCH_KEY = "no such key"
 _ALREADY_THERE = "equal or smaller than the target stream top item"
 
 
@@ -120,17 +121,30 @@ class StreamWriter:
         """
         self._transact("load a batch", self._commands(changes))
 
-    def mark(self, bus_id: BusId, through: Sequence) -> None:
-        """Declare this Redis to be the projection of `bus_id`, complete up to `through`."""
-        with redis_errors("record what is projected"):
+    def begin_mark(self, bus_id: BusId, through: Sequence) -> None:
+        """Write down what `mark` will declare, as the first thing in an empty Redis."""
+        with redis_errors("record what is to be projected"):
             self._client.hset(
-                keys.MARKER,
+                keys.MARKER_DRAFT,
                 mapping={
                     keys.MARKER_BUS_ID: bus_id,
                     keys.MARKER_SEQUENCE: through,
                     keys.MARKER_LAYOUT: keys.LAYOUT,
                 },
             )
+
+    def mark(self) -> None:
+        """Declare this Redis to be complete, as `begin_mark` said it.
+
+        In one step that fails if Redis was emptied since: what was written before that is missing.
+        """
+        with redis_errors("record what is projected"):
+            try:
+                execute(self._client, "RENAME", keys.MARKER_DRAFT, keys.MARKER)
+            except redis.ResponseError as error:
+                if _NO_SUCH_KEY not in str(error):
+                    raise
+                raise ProjectionError(EMPTIED) from None
 
     def set_removed(self, removed: Mapping[ChannelId, Sequence]) -> None:
         """Record removals that happened before this Redis was filled."""

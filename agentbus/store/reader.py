@@ -90,6 +90,13 @@ _SCAN = text(
     .order_by(Message.sequence)
     .limit(PLACE)
 )
+_SCAN_CHANNEL = text(
+    _MESSAGE_ROWS.where(
+        (Message.channel == PLACE) & (Message.sequence > PLACE) & (Message.memory == SQL("0"))
+    )
+    .order_by(Message.sequence)
+    .limit(PLACE)
+)
 _SCAN_MEMORIES = text(
     _MESSAGE_ROWS.where((Message.channel == PLACE) & (Message.position > PLACE) & LIVE_MEMORY)
     .order_by(Message.position)
@@ -119,6 +126,14 @@ _MEMORY_LAG = text(
 )
 _KIND = text(Channel.select(Channel.kind).where(Channel.id == PLACE))
 _MEMORY_CHANNELS = text(Channel.select(Channel.id).where(Channel.kind == SQL("'memory'")))
+_IS_READ = Channel.id.in_(
+    Subscription.select(Subscription.channel).where(Subscription.expired_at_us.is_null())
+)
+_READ_FIRST = text(
+    Channel.select(Channel.id)
+    .where(Channel.kind != SQL("'memory'"))
+    .order_by(_IS_READ.desc(), Channel.id)
+)
 _RANGES = text(
     RemovedMessages.select(
         RemovedMessages.from_sequence, RemovedMessages.to_sequence, RemovedMessages.cause
@@ -276,8 +291,19 @@ class Reader:
         return int(self._all(sql, channel_id, position, limit)[0][0])
 
     def scan(self, after_sequence: Sequence, limit: int) -> list[StoredMessage]:
-        """The next ordinary messages of all channels in sequence order, for replay and rebuild."""
+        """The next ordinary messages of all channels in sequence order, for replay."""
         return [StoredMessage(*row) for row in self._all(_SCAN, after_sequence, limit)]
+
+    def scan_channel(
+        self, channel_id: ChannelId, after_sequence: Sequence, limit: int
+    ) -> list[StoredMessage]:
+        """The next ordinary messages of a channel in sequence order, for a rebuild."""
+        rows = self._all(_SCAN_CHANNEL, channel_id, after_sequence, limit)
+        return [StoredMessage(*row) for row in rows]
+
+    def channels_read_first(self) -> list[ChannelId]:
+        """Of ordinary messages: those with a subscription that has not expired, then the others."""
+        return [ChannelId(row[0]) for row in self._all(_READ_FIRST)]
 
     def memory_channels(self) -> list[ChannelId]:
         return [ChannelId(row[0]) for row in self._all(_MEMORY_CHANNELS)]

@@ -62,7 +62,7 @@ from agentbus.store.changes import (
     SubscriptionRow,
 )
 from tests.probe import Probe, settle
-from tests.redis_fixture import PrivateRedis
+from tests.redis_fixture import PrivateRedis, set_mark
 from tests.store.bus import Bus, Speaker
 
 READY = ReadinessChanged("ready", RecoveryEpoch(1), 200)
@@ -120,7 +120,7 @@ class Stage:
         self.redis = redis
         self.clock = bus.clock
         self.writer = StreamWriter(redis.client, search=redis.info.search)
-        self.writer.mark(bus.store.bus_id, Sequence(0))
+        set_mark(self.writer, bus.store.bus_id, Sequence(0))
         self.ada = bus.attach("Ada", "other")
         self.ledger, self.projector, self.registrar = Probe(), Probe(), Probe()
         self.timer = Timer(self.clock)

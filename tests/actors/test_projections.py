@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from actors.projections import (
     memories,
     memory_changes,
     messages,
+    messages_by_channel,
     projection_of,
 )
 from agentbus.ids import Sequence
@@ -25,7 +27,7 @@ from agentbus.projection.rebuild import clear, rebuild, replay
 from agentbus.projection.streams import StreamWriter
 from agentbus.store.changes import Done
 from agentbus.store.reader import Reader
-from tests.redis_fixture import PrivateRedis, private_redis
+from tests.redis_fixture import PrivateRedis, private_redis, set_mark
 from tests.store.bus import Bus, Speaker
 
 
@@ -128,7 +130,7 @@ def compare(
 
     def fill(told: list[ContentFact]) -> None:
         clear(running.client)
-        writer.mark(bus.store.bus_id, Sequence(0))
+        set_mark(writer, bus.store.bus_id, Sequence(0))
         for fact in told:
             writer.project([projection_of(fact, search=search)], fact.sequence)
 
@@ -155,10 +157,8 @@ def compare(
     rebuild(
         writer,
         bus.store.bus_id,
-        (
-            batch
-            for source in (memories, messages)
-            for batch in source(store, Sequence(0), search=search)
+        chain(
+            memories(store, Sequence(0), search=search), messages_by_channel(store, search=search)
         ),
         through,
         {},

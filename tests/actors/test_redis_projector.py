@@ -101,7 +101,13 @@ class Projection:
     def up_to_date(self) -> bool:
         with closing(connect(self.settings.socket_path)) as client:
             return isinstance(
-                needs(client, self.bus.store.bus_id, self.bus.store.last_sequence, Sequence(0)),
+                needs(
+                    client,
+                    self.bus.store.bus_id,
+                    self.bus.store.last_sequence,
+                    Sequence(0),
+                    search=self.actor.search_engine == "redis",
+                ),
                 UpToDate,
             )
 

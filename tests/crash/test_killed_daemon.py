@@ -84,6 +84,39 @@ def test_killed_around_a_send_the_same_operation_id_answers_truly(
     assert len(sender.call("history", channel="general")["messages"]) == 5
 
 
+@pytest.mark.parametrize("failpoint", ["during_rebuild", "before_mark", "during_replay"])
+def test_killed_while_redis_is_filled_the_next_start_fills_it_and_is_ready(
+    bus: ThrowAwayBus, failpoint: str
+) -> None:
+    bus.start()
+    reader = Reader(bus)
+    sender = bus.attach("Sender", conversation="s")
+    accepted = [send(sender, str(number), new_id())["message_id"] for number in range(3)]
+    if failpoint == "during_replay":
+        crash_at(bus, "after_commit")  # Redis lives on and lacks what was committed last
+        reader.attach()
+        sender = bus.attach("Sender", conversation="s")
+        assert isinstance(attempt(lambda: send(sender, "edge", "edge")), NoAnswerError)
+        assert bus.wait_ended() == -signal.SIGKILL
+    else:
+        assert bus.stop() == 0
+    bus.environment[FAILPOINT] = failpoint
+    bus.launch()
+    restart(bus)
+    sender = bus.attach("Sender", conversation="s")
+    if failpoint == "during_replay":
+        repeat = send(sender, "edge", "edge")
+        assert repeat["duplicate"] is True
+        accepted.append(repeat["message_id"])
+    reader.attach()
+    accepted.append(send(sender, "after", new_id())["message_id"])
+    reader.hand_off_until(lambda handed: bool(handed) and handed[-1].message_id == accepted[-1])
+    verdict = judge(accepted, reader.handed)
+    assert verdict.clean, verdict
+    found = sender.call("history", channel="general")["messages"]
+    assert [message["message_id"] for message in found] == accepted
+
+
 def test_killed_after_a_handoff_before_its_report_it_comes_again_marked(bus: ThrowAwayBus) -> None:
     bus.start()
     reader = Reader(bus)

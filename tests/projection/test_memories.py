@@ -22,7 +22,7 @@ from agentbus.projection.streams import (
 )
 from agentbus.rules.documents import SearchDocument, document_of
 from tests.projection.test_search import by_word
-from tests.redis_fixture import BUS_ID, PrivateRedis, need_search, private_redis
+from tests.redis_fixture import BUS_ID, PrivateRedis, need_search, private_redis, set_mark
 
 CHANNEL = ChannelId(7)
 START = Sequence(0)
@@ -72,7 +72,7 @@ def removal(position: int) -> MemoryRemoval:
 @pytest.fixture
 def writer(redis_server: PrivateRedis) -> StreamWriter:
     writer = StreamWriter(redis_server.client, search=False)
-    writer.mark(BUS_ID, START)
+    set_mark(writer, BUS_ID, START)
     return writer
 
 

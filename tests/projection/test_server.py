@@ -33,6 +33,7 @@ from tests.redis_fixture import (
     need_search,
     private_redis,
     redis_settings,
+    set_mark,
 )
 
 REAL = str(find_redis(DEFAULT_EXECUTABLE)[-1].executable)
@@ -63,10 +64,11 @@ def crash_daemon_with_redis(settings: RedisSettings, *, mark: BusId | None) -> i
         "from agentbus.projection.launching import RedisSettings\n"
         "from agentbus.projection.server import RedisServer\n"
         "from agentbus.projection.streams import StreamWriter\n"
+        "from tests.redis_fixture import set_mark\n"
         f"server = RedisServer({settings!r})\n"
         "print(server.start('bus').pid, flush=True)\n"
         f"mark = {mark!r}\n"
-        "if mark: StreamWriter(server.connect(), search=False).mark(mark, 5)\n"
+        "if mark: set_mark(StreamWriter(server.connect(), search=False), mark, 5)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
@@ -123,7 +125,7 @@ def test_a_hung_redis_is_stopped_by_force() -> None:
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_dead_or_hung_redis_is_restarted_empty(signal_number: signal.Signals) -> None:
     with private_redis(command_s=0.3) as running:
-        StreamWriter(running.client, search=False).mark(BUS_ID, Sequence(3))
+        set_mark(StreamWriter(running.client, search=False), BUS_ID, Sequence(3))
         os.kill(running.info.pid, signal_number)
         if signal_number == signal.SIGKILL:
             assert eventually(lambda: not running.server.alive())
@@ -132,7 +134,9 @@ def test_a_dead_or_hung_redis_is_restarted_empty(signal_number: signal.Signals) 
         again = running.server.restart(BUS_ID)
         assert again.pid != running.info.pid
         with closing(running.server.connect()) as client:
-            assert isinstance(needs(client, BUS_ID, Sequence(3), Sequence(0)), Rebuild)
+            assert isinstance(
+                needs(client, BUS_ID, Sequence(3), Sequence(0), search=False), Rebuild
+            )
 
 
 def test_an_executable_that_exits_at_once_is_explained_with_its_output(tmp_path: Path) -> None:
@@ -278,7 +282,7 @@ def test_an_orphan_with_our_bus_is_taken_over() -> None:
         assert (info.pid, info.taken_over) == (orphan, True)
         assert server.alive()
         with closing(server.connect()) as client:
-            assert needs(client, BUS_ID, Sequence(5), Sequence(0)) == UpToDate()
+            assert needs(client, BUS_ID, Sequence(5), Sequence(0), search=False) == UpToDate()
         server.stop()
         assert start_mark(orphan) is None
         assert not server.alive()

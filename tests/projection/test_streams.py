@@ -16,7 +16,7 @@ from agentbus.projection import keys
 from agentbus.projection.connection import dataset_bytes
 from agentbus.projection.errors import ProjectionError, ProjectionFullError
 from agentbus.projection.streams import READ_ENTRIES, StreamEntry, StreamReader, StreamWriter
-from tests.redis_fixture import BUS_ID, PrivateRedis, private_redis
+from tests.redis_fixture import BUS_ID, PrivateRedis, private_redis, set_mark
 
 CHANNEL = ChannelId(7)
 OTHER = ChannelId(8)
@@ -47,7 +47,7 @@ def writer(redis_server: PrivateRedis) -> StreamWriter:
 
 @pytest.fixture
 def reader(redis_server: PrivateRedis, writer: StreamWriter) -> Iterator[StreamReader]:
-    writer.mark(BUS_ID, START)
+    set_mark(writer, BUS_ID, START)
     with closing(redis_server.server.connect()) as client:
         yield StreamReader(client)
 
