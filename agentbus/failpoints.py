@@ -33,6 +33,7 @@ POINTS: Final = {
     "during_reset": "command line: the tables are empty, the new bus has no first rows",
     "after_projection": "projector: Redis holds a batch, no channel has heard of it",
     "during_rebuild": "projector: a part of a cleared Redis is filled, there is no marker",
+    "before_mark": "projector: a cleared Redis is filled, it does not count as complete yet",
     "during_replay": "projector: a part of what Redis missed is appended",
     "during_report_batch": "attachment: a handoff report waits for the commit of its batch",
     "before_cursor_commit": "attachment: a batch of handoff reports is about to go to the ledger",
