@@ -219,7 +219,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
     def _fill_text_index(self, again: FillTextIndex) -> None:
         """A slice at a time, so that a stop is not kept waiting."""
         assert self._store is not None
-        if self._store.text_index.fill(INDEX_ROWS):
+        more = self._store.text_index.fill(INDEX_ROWS)
+        self._store.attend_to_log()
+        if more:
             self.address.tell(again)
             return
         self._filling = False
@@ -260,6 +262,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             )
             self._unprojected_bytes += size_bytes
             self._projector.tell(Committed(tuple(facts), self._store.last_sequence, size_bytes))
+        self._store.attend_to_log()
 
     def _answer(self, submit: Submit, outcome: Outcome) -> None:
         """What is given back comes before the answer, so that the caller's next call can use it;

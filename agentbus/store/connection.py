@@ -26,8 +26,8 @@ BUSY_SECONDS = 5.0
 WAL_CHECKPOINT_PAGES = 4000
 """16 MiB of 4 KiB pages: rare enough to cost sends little, small enough to read back at start."""
 
-WAL_KEPT_BYTES = 32 * MIB
-"""A WAL that a long reader made larger is cut to this by the next checkpoint that completes."""
+WAL_KEPT_BYTES = 16 * MIB
+"""A WAL that readers made larger is cut to this when it begins anew (see write_ahead_log.py)."""
 
 FILE_MODE = 0o600
 

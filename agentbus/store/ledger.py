@@ -67,6 +67,7 @@ from agentbus.store.subscribing import (
     open_subscription,
 )
 from agentbus.store.work import Work, load_bus_id, load_committed
+from agentbus.store.write_ahead_log import WriteAheadLog
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,9 @@ class LedgerStatistics:
     last_sequence: Sequence
     last_generation: Generation
     logical_bytes: int
+    log_bytes: int
+    log_obstacle: str | None
+    """What keeps the write-ahead log from being emptied; None as a rule."""
 
 
 class _RerunNeeded(Exception):
@@ -121,6 +125,7 @@ class LedgerStore:
             self._verify_accounting(path)
             self.text_index = TextIndex(self._connection)
             self._files = OpenFiles(path)
+            self._write_ahead_log = WriteAheadLog(self._connection, path)
         except sqlite3.Error as error:
             self._connection.close()
             raise unusable(path, error) from error
@@ -155,6 +160,8 @@ class LedgerStore:
             last_sequence=counters.last_sequence,
             last_generation=counters.last_generation,
             logical_bytes=counters.logical_bytes,
+            log_bytes=self._write_ahead_log.size_bytes,
+            log_obstacle=self._write_ahead_log.obstacle,
         )
 
     def close(self) -> None:
@@ -162,11 +169,12 @@ class LedgerStore:
 
         SQLite folds by itself only when the last connection goes, and readers may go later.
         """
-        try:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.Error as error:
-            _log.warning("the write-ahead log stays beside the database: %s", error)
+        self._write_ahead_log.close()
         self._connection.close()
+
+    def attend_to_log(self) -> None:
+        """Keep the write-ahead log small; after each `apply`, when its outcomes have been told."""
+        self._write_ahead_log.attend()
 
     def look_up(self, change: Mutation) -> Outcome | None:
         """What is certain before a mutation is inspected; None: it is new and may go on.
@@ -194,6 +202,8 @@ class LedgerStore:
         self._batches += 1
         self._changes += len(batch)
         self._largest_batch = max(self._largest_batch, len(batch))
+        if self._write_ahead_log.is_full():
+            return self._refuse(batch, self._log_full())
         mutates = any(isinstance(change, Mutation) for change in batch)
         try:
             work, outcomes = self._run(batch)
@@ -292,14 +302,24 @@ class LedgerStore:
         except sqlite3.Error as rollback_error:
             self._uncertain = True
             raise CommitUncertain(f"{error}, then ROLLBACK failed: {rollback_error}") from error
-        self._failed_batches += 1
-        self._refused += len(batch)
         _log.error("batch of %d not committed: %s", len(batch), error)
         refusal = UnavailableError(
             f"the database could not be written ({error}), nothing was stored; make room on its "
             "disk or repair it, then try again with the same operation id"
         )
-        return [Refused(refusal) for _ in batch]
+        return self._refuse(batch, refusal)
+
+    def _refuse(self, batch: Batch[Change], error: BusError) -> list[Outcome]:
+        self._failed_batches += 1
+        self._refused += len(batch)
+        return [Refused(error) for _ in batch]
+
+    def _log_full(self) -> UnavailableError:
+        return UnavailableError(
+            "nothing was stored, because the write-ahead log of the database is full and "
+            f"{self._write_ahead_log.obstacle}; see to that, then try again with the same "
+            "operation id"
+        )
 
     def _rollback(self) -> None:
         if self._connection.in_transaction:  # a full disk makes SQLite roll back by itself

@@ -50,3 +50,13 @@ def test_markup_in_a_name_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) 
 def test_relaxed_durability_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     shown = _shown({"config": {"values": {"sqlite_synchronous": "normal"}}}, capsys)
     assert "power loss" in shown
+
+
+def test_a_log_that_cannot_be_emptied_is_told_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ledger = {"log_bytes": 80 << 20, "log_obstacle": "process 7 (sqlite3) keeps reading"}
+    assert "80.0 MiB, because process 7 (sqlite3) keeps reading" in _shown(
+        {"ledger": ledger}, capsys
+    )
+    assert "write-ahead" not in _shown({"ledger": {"log_obstacle": None}}, capsys)

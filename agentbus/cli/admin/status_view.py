@@ -78,6 +78,9 @@ def _bus(status: dict[str, Any]) -> Iterator[tuple[str, object]]:
     store = _mapping(status.get("store"))
     if "error" not in store:
         yield "holds", ", ".join(f"{_words(name)} {count}" for name, count in store.items()) or None
+    ledger = _mapping(status.get("ledger"))
+    if obstacle := ledger.get("log_obstacle"):
+        yield "write-ahead log", f"{_mib(ledger.get('log_bytes'))}, because {obstacle}"
     if inspection:
         counts = [f"{inspection[name]} {name}" for name in _INSPECTIONS if name in inspection]
         command = inspection.get("command")
