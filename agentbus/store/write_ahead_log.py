@@ -34,7 +34,8 @@ FULL_BYTES = 1024 * MIB
 """A forgotten shell shall not stop the bus at once, and not fill the disk either."""
 
 PATIENCE_MS = 1500
-"""Longer than the longest read of the daemon's own, a search of `SEARCH_SECONDS`."""
+"""Longer than the longest read of the daemon's own, a search of `SEARCH_SECONDS`. Waited at every
+step up to `HELD_BYTES`; who reads on then is not ours, and is waited for at every doubling."""
 
 STEP_BYTES = 16 * MIB
 RETRY_S = 1.0
@@ -127,7 +128,9 @@ class WriteAheadLog:
         self._tried_at_s = time.monotonic()
         self._next_try_bytes = size_bytes + STEP_BYTES
         if patient:
-            self._next_wait_bytes = 2 * size_bytes
+            self._next_wait_bytes = min(self._next_try_bytes, HELD_BYTES)
+            if size_bytes >= HELD_BYTES:
+                self._next_wait_bytes = 2 * size_bytes
         if size_bytes >= HELD_BYTES:
             if self.obstacle is None:
                 _log.warning(
