@@ -97,7 +97,12 @@ class Address(Generic[M_contra]):
 
     def stop(self) -> None:
         """Ask the actor to end once it has handled what was told before; does not wait."""
+        self.announce_stop()
         self.ref.stop(block=False)
+
+    def announce_stop(self) -> None:
+        """It is or soon will be asked to end: from here on it may give up what takes long."""
+        self._mailbox().stop_waits = True
 
     @property
     def alive(self) -> bool:
@@ -105,8 +110,7 @@ class Address(Generic[M_contra]):
 
     def statistics(self) -> ActorStatistics:
         """Whole numbers only, so any thread may ask at any time."""
-        mailbox = self.ref.actor_inbox
-        assert isinstance(mailbox, Mailbox)
+        mailbox = self._mailbox()
         processed = mailbox.processed  # before `taken`, or an idle actor could look busy
         return ActorStatistics(
             name=self.name,
@@ -116,6 +120,11 @@ class Address(Generic[M_contra]):
             processed=processed,
             dead_tells=mailbox.dead_tells,
         )
+
+    def _mailbox(self) -> Mailbox:
+        mailbox = self.ref.actor_inbox
+        assert isinstance(mailbox, Mailbox)
+        return mailbox
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Address) and self.ref.actor_urn == other.ref.actor_urn
@@ -172,6 +181,10 @@ class MailboxActor(pykka.Actor, Generic[M_contra]):
     def mailbox_is_empty(self) -> bool:
         """Whether nothing waits right now: the moment to finish a batch."""
         return self.actor_inbox.empty()
+
+    def stop_waits(self) -> bool:
+        """Whether the actor has been asked to end: the moment to give up what takes long."""
+        return self.actor_inbox.stop_waits
 
     # The life of an actor: _begin, _handle for each item, _end. All on the actor's own thread.
 
@@ -318,6 +331,7 @@ def start_actor(
 
 def stop_actor(address: Address[Any], within_s: float) -> bool:
     """Stop an actor and wait until its `on_stop` is done; False if it is still busy by then."""
+    address.announce_stop()
     try:
         address.ref.stop(timeout=within_s)
     except pykka.Timeout:

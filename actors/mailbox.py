@@ -56,11 +56,12 @@ class Mailbox:
     A bare message saves the envelope, which nothing but `ask` and Pykka's own messages needs.
     """
 
-    __slots__ = ("_queue", "closed", "dead_tells", "processed", "taken")
+    __slots__ = ("_queue", "closed", "dead_tells", "processed", "stop_waits", "taken")
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = False
+        self.stop_waits = False  # set before the actor is asked to stop; it stays so
         self.taken = 0  # messages the actor has begun to handle; written by its thread only
         self.processed = 0  # messages it is done with; behind `taken` while it is busy
         self.dead_tells = 0  # messages buried unread; written under the lock of DEAD_TELLS

@@ -85,6 +85,10 @@ class ProjectorStatistics:
     recoveries: int
 
 
+class _StopWaits(Exception):
+    """Catching up was given up for a stop."""
+
+
 class RedisProjectorActor(BusActor[ProjectorMessage]):
     """Projects committed facts in commit order.
 
@@ -92,6 +96,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     2. After any failure nothing more is projected until `CatchUp`: SQLite has it all, and the
        streams must not get holes.
     3. Only our own instance is ever cleared, restarted or stopped.
+    4. A stop waits for one command of Redis at most: Redis ends with the daemon, so whatever it
+       lacks by then is not worth a moment.
     """
 
     def __init__(
@@ -131,12 +137,9 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def on_stop(self) -> None:
         with closing(self._store), closing(self._client):
-            try:
-                self._project()
-            except Exception as error:
-                # SQLite has it all; what matters now is that Redis does not outlive the daemon.
-                _log.error("projection failed at the end: %s", describe_failure(error))
-            self._server.stop()
+            # What is not projected yet is in SQLite. Redis keeps nothing that an orderly end would
+            # save, and one that hangs would not hear of it.
+            self._server.stop(grace_s=0)
 
     @property
     def search_engine(self) -> EngineName:
@@ -148,6 +151,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         return ProjectorStatistics(self._projected, self._pipelines, self._recoveries)
 
     def receive(self, message: ProjectorMessage) -> None:
+        if self.stop_waits():
+            return  # it would only keep the stop waiting
         try:
             self._take(message)
         except Exception as error:
@@ -242,6 +247,9 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         except ProjectionError as error:
             self._supervisor.tell(CatchUpFailed(order.epoch, error.message))
             return
+        except _StopWaits:
+            _log.info("stopped while catching up")
+            return
         except Exception as error:
             _log.error("catching up failed unexpectedly: %s", describe_failure(error))
             reason = f"unexpected {type(error).__name__}"
@@ -264,7 +272,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._connect()
 
     def _restart(self) -> None:
-        self._info = self._server.restart(self._bus_id)
+        self._info = self._server.restart(self._bus_id, self._go_on)
         if self._search_engine == "redis" and not self._info.search:
             # SQLite has no index of this run. The daemon ends, and the next one makes it.
             lost = RedisUnusableError(
@@ -296,7 +304,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         )
         if isinstance(need, Rebuild):
             _log.info("rebuilding the projection: %s", need.reason)
-            clear(self._client)
+            clear(self._client, self._go_on)
         if self._info.search:
             ensure_index(self._client)
         store, search = self._store, self._info.search  # the ledger is fenced meanwhile
@@ -330,11 +338,17 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 assert_never(need)
         check_filled(self._client, self._bus_id)  # it may have been emptied meanwhile
 
+    def _go_on(self) -> None:
+        """Between the steps of what takes long."""
+        if self.stop_waits():
+            raise _StopWaits
+
     def _progress(self, order: CatchUp) -> Callable[[int, int], None]:
         told_s = 0.0
 
         def progress(done: int, total: int) -> None:
             nonlocal told_s
+            self._go_on()
             now_s = time.monotonic()
             if now_s - told_s >= PROGRESS_EVERY_S:
                 told_s = now_s

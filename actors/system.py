@@ -89,6 +89,7 @@ class System:
         self._listener: Listener | None = None
         self._desk: InspectionDesk | None = None
         self._registrar: Address[Any] | None = None
+        self._projector: Address[Any] | None = None
         self._flow: list[Address[Any]] = []  # ledger and projector, in the order of the flow
         self._threaded: list[Address[Any]] = []
         self._pooled: list[Address[Any]] = []
@@ -124,6 +125,7 @@ class System:
         # The ledger first: it makes the database that the others read.
         ledger = self._begin(ledger_actor, self._flow)
         projector = self._begin(projector_actor, self._flow, within_s=REDIS_START_SECONDS)
+        self._projector = projector
         engine = projector_actor.search_engine
         if engine == "sqlite":
             require_fts5()
@@ -276,6 +278,9 @@ class System:
             self._listener.stop_accepting()
             if self._failure is None:
                 self._listener.broadcast(_stopping_frame())
+        if self._projector is not None:
+            # It gives up what takes long and ends Redis: nobody waits any longer for one that hangs.
+            self._projector.stop()
         # The registrar first: an attachment that it began later would be left running for ever.
         clean = self._registrar is None or _stop_in_turn([self._registrar], deadline_s)
         attachments = [route.address for route in self._routes.all()]

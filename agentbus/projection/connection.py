@@ -21,9 +21,6 @@ from agentbus.projection.errors import redis_errors
 COMMAND_TIMEOUT_SECONDS = 2.0
 """Far beyond any command that is sent, far below the patience of whoever waits."""
 
-CLEAR_TIMEOUT_SECONDS = 30.0
-"""Freeing a full dataset of the largest budget takes seconds."""
-
 Client: TypeAlias = redis.Redis
 """One connection, answers as bytes. Made by `connect`, ended with `close()`."""
 

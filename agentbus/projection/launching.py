@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from agentbus.projection.ownership import TOKEN_SETTING
 from agentbus.projection.probe import MODULE_ARGUMENTS, Capabilities, probe, set_search_limits
 
 SearchEngine: TypeAlias = Literal["auto", "redis", "sqlite"]
+
+Check: TypeAlias = Callable[[], None]
+"""Called again and again while something is waited for. What it raises ends the wait."""
 
 START_SECONDS = 10.0
 """An executable that does not serve by then is not a Redis. Real ones take a tenth of a second."""
@@ -89,7 +93,7 @@ class RedisInfo:
 
 
 def launch(
-    settings: RedisSettings, candidate: Candidate, token: str
+    settings: RedisSettings, candidate: Candidate, token: str, go_on: Check
 ) -> tuple[subprocess.Popen[bytes], RedisInfo]:
     """A serving child and what it can do. Leaves nothing running when it raises."""
     for leftover in settings.working_directory.glob("*.rdb"):
@@ -108,7 +112,7 @@ def launch(
         raise ProjectionError(f"{candidate.executable}: cannot be run ({error})") from None
     try:
         with closing(connect(settings.socket_path, settings.command_s)) as client:
-            _await_service(settings, candidate, client, child)
+            _await_service(settings, candidate, client, child, go_on)
             found = _describe(settings, candidate, child.pid, probe(client))
             if found.search and candidate.module is None:
                 set_search_limits(client)
@@ -148,9 +152,11 @@ def _await_service(
     candidate: Candidate,
     client: Client,
     child: subprocess.Popen[bytes],
+    go_on: Check,
 ) -> None:
     deadline_s = time.monotonic() + settings.start_s
     while True:
+        go_on()
         with suppress(redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
             client.ping()
             return

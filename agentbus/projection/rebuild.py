@@ -6,22 +6,24 @@ rebuild that dies halfway leaves no marker, so the next one starts from nothing 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, Sequence
 from agentbus.projection import keys
-from agentbus.projection.connection import CLEAR_TIMEOUT_SECONDS, Client, connect, execute
+from agentbus.projection.connection import Client, execute, info
 from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
+from agentbus.projection.launching import Check
 from agentbus.projection.search import has_index
 from agentbus.projection.streams import Projection, StreamEntry, StreamWriter
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called after each batch with entries done and in all."""
+"""Called after each batch with entries done and in all. What it raises ends the work."""
+
+_FREE_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,17 @@ def check_filled(client: Client, bus_id: BusId) -> None:
         raise ProjectionError(EMPTIED)
 
 
-def clear(client: Client) -> None:
-    """Remove everything, the search index included. Only ever call it on our own instance."""
-    socket_path = Path(client.get_connection_kwargs()["path"])
-    patient = connect(socket_path, CLEAR_TIMEOUT_SECONDS)
-    with closing(patient), redis_errors("clear itself"):
-        execute(patient, "FLUSHALL", "SYNC")  # memory still held would count against the refill
+def clear(client: Client, go_on: Check) -> None:
+    """Remove everything, the search index included. Only ever call it on our own instance.
+
+    Memory that is still held would count against the refill, so it waits until that is free:
+    seconds for a full dataset of the largest budget, in commands that each end at once.
+    """
+    with redis_errors("clear itself"):
+        execute(client, "FLUSHALL", "ASYNC")
+    while int(info(client, "memory")["lazyfree_pending_objects"]):
+        go_on()
+        time.sleep(_FREE_POLL_S)
 
 
 def replay(

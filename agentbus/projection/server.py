@@ -27,6 +27,7 @@ from agentbus.projection.connection import Client, connect, execute, info
 from agentbus.projection.errors import ProjectionError, RedisUnusableError, redis_errors
 from agentbus.projection.finding import INSTALL_REDIS, INSTALL_SEARCH, Candidate, find_redis
 from agentbus.projection.launching import (
+    Check,
     RedisInfo,
     RedisSettings,
     SearchEngine,
@@ -54,19 +55,20 @@ class RedisServer:
         self._child: subprocess.Popen[bytes] | None = None
         self._adopted: tuple[int, str] | None = None
 
-    def start(self, bus_id: BusId) -> RedisInfo:
+    def start(self, bus_id: BusId, go_on: Check = lambda: None) -> RedisInfo:
         """Have an instance running: our own left-over one if it holds `bus_id`, else a new one.
 
+        What `go_on` raises ends the wait for a new one, and leaves none.
         Raises RedisUnusableError, with everything that was tried, when there cannot be one.
         """
         candidates = find_redis(self._settings.executable)
         self._settings.working_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._take_over(bus_id) or self._start_best(candidates)
+        return self._take_over(bus_id) or self._start_best(candidates, go_on)
 
-    def restart(self, bus_id: BusId) -> RedisInfo:
+    def restart(self, bus_id: BusId, go_on: Check = lambda: None) -> RedisInfo:
         """End the instance, however it fares, and have a new, empty one."""
         self.stop(grace_s=0)
-        return self.start(bus_id)
+        return self.start(bus_id, go_on)
 
     def stop(self, grace_s: float = SHUTDOWN_GRACE_SECONDS) -> None:
         """End our instance, by force after `grace_s`. Does nothing when none runs."""
@@ -158,7 +160,7 @@ class RedisServer:
 
     # A new one
 
-    def _start_best(self, candidates: list[Candidate]) -> RedisInfo:
+    def _start_best(self, candidates: list[Candidate], go_on: Check) -> RedisInfo:
         """The first candidate that can search; where none can and none must, the first at all."""
         engine = self._settings.search_engine
         failures: list[str] = []
@@ -166,7 +168,7 @@ class RedisServer:
         for candidate in candidates:
             for attempt in _attempts(candidate, engine):
                 try:
-                    found = self._launch(attempt)
+                    found = self._launch(attempt, go_on)
                 except ProjectionError as error:
                     failures.append(str(error))
                     continue
@@ -180,14 +182,14 @@ class RedisServer:
                 second_best = second_best or attempt
                 self.stop()
         if second_best is not None and engine == "auto":
-            return self._recorded(_without_search(self._launch(second_best), failures))
+            return self._recorded(_without_search(self._launch(second_best, go_on), failures))
         advice = INSTALL_SEARCH if second_best is not None else INSTALL_REDIS
         raise RedisUnusableError(f"no usable Redis: {'; '.join(failures)}. {advice}")
 
-    def _launch(self, candidate: Candidate) -> RedisInfo:
+    def _launch(self, candidate: Candidate, go_on: Check) -> RedisInfo:
         record = Record(secrets.token_hex(16), self._settings_text())
         write_record(self._settings.record_path, record)  # before there is anything to own
-        self._child, found = launch(self._settings, candidate, record.token)
+        self._child, found = launch(self._settings, candidate, record.token, go_on)
         write_record(
             self._settings.record_path,
             replace(record, pid=found.pid, mark=start_mark(found.pid)),

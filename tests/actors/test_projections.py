@@ -129,7 +129,7 @@ def compare(
     through = bus.store.last_sequence
 
     def fill(told: list[ContentFact]) -> None:
-        clear(running.client)
+        clear(running.client, lambda: None)
         set_mark(writer, bus.store.bus_id, Sequence(0))
         for fact in told:
             writer.project([projection_of(fact, search=search)], fact.sequence)
@@ -153,7 +153,7 @@ def compare(
         assert content(running) == step_by_step
         assert marked(running) == str(through).encode()
 
-    clear(running.client)
+    clear(running.client, lambda: None)
     rebuild(
         writer,
         bus.store.bus_id,

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,10 @@ from agentbus.transport.singleton import EXIT_CONFIGURATION
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.eventually import eventually
 from tests.redis_fixture import executable_script, need_search
+
+
+STOP_WITHIN_S = 4.0
+"""Less than the grace of a stop: it was orderly. One command of a Redis that hangs takes 2 s."""
 
 
 def refused_start(bus: ThrowAwayBus) -> str:
@@ -304,3 +310,70 @@ def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
     notice(sam)
     eventually(lambda: bus.state() == "recovering", 20)
     assert bus.stop() == 0
+
+
+# --- stopped meanwhile ---
+
+
+@pytest.mark.parametrize("load", ["idle", "sending", "asking"])
+def test_a_daemon_whose_redis_hangs_is_stopped_in_time(
+    throw_away_bus: ThrowAwayBus, load: str
+) -> None:
+    bus = throw_away_bus
+    sam, ada = bus.attach(), bus.attach("Ada")
+    first = sam.call("send", channel="general", content="first")["sequence"]
+    assert ada.wait_for("deliver")["delivery"]["through"] == first
+    pid = bus.redis_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    waiting = threading.Thread(target=lambda: ada.notify("credit", messages=1, bytes=1))
+    if load == "sending":
+        sam.call("send", channel="general", content="second", operation_id="second")
+    elif load == "asking":
+        waiting = threading.Thread(target=_fails, args=(lambda: sam.call("search", query="x"),))
+    waiting.start()
+    begun_s = time.monotonic()
+    assert bus.stop() == 0
+    assert time.monotonic() - begun_s < STOP_WITHIN_S
+    waiting.join()
+    assert not is_running(pid)
+    if load == "sending":
+        bus.start()
+        repeat = bus.attach().call("history", channel="general")["messages"]
+        assert [message["content"] for message in repeat] == ["first", "second"]
+
+
+def _fails(call: Callable[[], Any]) -> None:
+    with suppress(BusError):
+        call()
+
+
+def is_running(pid: int) -> bool:
+    return start_mark(pid) is not None
+
+
+def filled(bus: ThrowAwayBus, messages: int) -> None:
+    """So many messages, put into the database while no daemon runs."""
+    bus.start()
+    bus.attach(conversation="c")
+    assert bus.stop() == 0
+    insert_messages(bus.data_directory / DATABASE_NAME, messages)
+
+
+def test_a_daemon_is_stopped_in_the_middle_of_a_rebuild_and_the_next_one_finishes_it(
+    closing_bus: Any,
+) -> None:
+    bus = closing_bus()
+    filled(bus, 40_000)
+    bus.launch()
+    eventually(lambda: bus.state() == "starting", 20)
+    with bus.client() as client:
+        eventually(lambda: client.request("status", {}, 5.0)["progress"], 20, what="progress")
+    begun_s = time.monotonic()
+    assert bus.stop() == 0
+    assert time.monotonic() - begun_s < STOP_WITHIN_S
+    bus.start(60)
+    sam = bus.attach(conversation="c")
+    assert sam.call("history", channel="general", count=1)["messages"]
+    with bus.client() as client:
+        assert client.request("status", {}, 5.0)["store"]["messages"] == 40_000

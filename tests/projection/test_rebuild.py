@@ -163,7 +163,7 @@ def test_a_rebuild_that_dies_halfway_starts_from_nothing_again(
     with pytest.raises(ProjectionError, match="killed here"):
         rebuild(writer, BUS_ID, source(), Sequence(2), {}, 2, lambda done, total: None)
     assert isinstance(need(redis_server, 2), Rebuild)
-    clear(redis_server.client)
+    clear(redis_server.client, lambda: None)
     assert redis_server.client.dbsize() == 0
     if redis_server.info.search:
         assert not execute(redis_server.client, "FT._LIST")
