@@ -279,7 +279,7 @@ class System:
             if self._failure is None:
                 self._listener.broadcast(_stopping_frame())
         if self._projector is not None:
-            # It gives up what takes long and ends Redis: nobody waits any longer for one that hangs.
+            # It gives up what takes long and ends Redis: nobody waits any more for one that hangs.
             self._projector.stop()
         # The registrar first: an attachment that it began later would be left running for ever.
         clean = self._registrar is None or _stop_in_turn([self._registrar], deadline_s)

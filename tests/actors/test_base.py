@@ -90,6 +90,29 @@ def test_messages_are_handled_in_the_order_in_which_they_were_told(recorder: Any
     assert recorder.events == ["on_start", *range(1000)]
 
 
+@pytest.mark.parametrize("end", ["stop", "stop_actor"])
+def test_a_handler_that_takes_long_sees_that_a_stop_waits_behind_it(
+    runtime: Runtime, end: str
+) -> None:
+    begun, seen = threading.Event(), threading.Event()
+
+    class Patient(Recorder):
+        def receive(self, message: Any) -> None:
+            assert not self.stop_waits()
+            begun.set()
+            eventually(self.stop_waits)
+            seen.set()
+
+    address = start_actor(runtime.of(Patient)())
+    address.tell("work")
+    assert begun.wait(5.0)
+    if end == "stop":
+        address.stop()
+    else:
+        assert stop_actor(address, 5.0)
+    assert seen.wait(5.0)
+
+
 def test_messages_told_before_stop_are_handled_before_it_stops(recorder: Any) -> None:
     address = start_actor(recorder)
     for number in range(100):

@@ -15,15 +15,17 @@ from typing import Any
 
 import pytest
 
+from actors.system import database_path
 from agentbus.errors import BusError, RateLimitedError, UnavailableError
 from agentbus.ids import new_id
 from agentbus.projection.connection import connect
 from agentbus.projection.finding import find_redis
+from agentbus.projection.processes import start_mark
 from agentbus.transport.singleton import EXIT_CONFIGURATION
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.eventually import eventually
 from tests.redis_fixture import executable_script, need_search
-
+from tests.store.filled import fill
 
 STOP_WITHIN_S = 4.0
 """Less than the grace of a stop: it was orderly. One command of a Redis that hangs takes 2 s."""
@@ -352,19 +354,12 @@ def is_running(pid: int) -> bool:
     return start_mark(pid) is not None
 
 
-def filled(bus: ThrowAwayBus, messages: int) -> None:
-    """So many messages, put into the database while no daemon runs."""
-    bus.start()
-    bus.attach(conversation="c")
-    assert bus.stop() == 0
-    insert_messages(bus.data_directory / DATABASE_NAME, messages)
-
-
 def test_a_daemon_is_stopped_in_the_middle_of_a_rebuild_and_the_next_one_finishes_it(
     closing_bus: Any,
 ) -> None:
     bus = closing_bus()
-    filled(bus, 40_000)
+    messages = 15_000
+    fill(database_path(bus.config), bus.config, messages, conversation="c")
     bus.launch()
     eventually(lambda: bus.state() == "starting", 20)
     with bus.client() as client:
@@ -372,8 +367,9 @@ def test_a_daemon_is_stopped_in_the_middle_of_a_rebuild_and_the_next_one_finishe
     begun_s = time.monotonic()
     assert bus.stop() == 0
     assert time.monotonic() - begun_s < STOP_WITHIN_S
-    bus.start(60)
+    assert "stopped while catching up" in bus.log()
+    bus.start()
     sam = bus.attach(conversation="c")
     assert sam.call("history", channel="general", count=1)["messages"]
     with bus.client() as client:
-        assert client.request("status", {}, 5.0)["store"]["messages"] == 40_000
+        assert client.request("status", {}, 5.0)["store"]["messages"] == messages
