@@ -77,7 +77,7 @@ def _run(config: Config, *, foreground: bool) -> int:
         log_path = None if foreground else config.data_directory / "logs" / "daemon.log"
         if log_path is not None:
             _make_folder(log_path.parent)
-        setup_logging(log_path, config.log_level)
+        _begin_log(log_path, config.log_level)
         return _serve(config, paths, lock, foreground=foreground)
     finally:
         data_lock.release()
@@ -90,6 +90,16 @@ def _make_folder(path: Path) -> None:
     except OSError as error:
         raise ForbiddenError(
             f"cannot make the folder {path}: {error.strerror}; repair it, or choose another "
+            "data_directory"
+        ) from None
+
+
+def _begin_log(path: Path | None, level: str) -> None:
+    try:
+        setup_logging(path, level)
+    except OSError as error:
+        raise ForbiddenError(
+            f"cannot open the log {path}: {error.strerror}; repair it, or choose another "
             "data_directory"
         ) from None
 

@@ -85,7 +85,7 @@ class InspectionDesk:
         self._last_ticket = self._started = 0
         self._open: dict[tuple[SessionId, str], _Inspection] = {}
         self._waiting: deque[_Inspection] = deque()
-        self._running: dict[int, tuple[_Inspection, Address[InspectorMessage]]] = {}
+        self._running: dict[int, tuple[_Inspection, Address[InspectorMessage] | None]] = {}
         self._idle: list[Address[InspectorMessage]] = []
         self._addresses: tuple[Address[InspectorMessage], ...] = ()
         self._allowed = self._denied = self._failed = 0
@@ -118,7 +118,9 @@ class InspectionDesk:
     def settle(self, inspected: Inspected) -> list[Submit]:
         """Whom the verdict is for; nobody, when they were answered before it came."""
         inspection, inspector = self._running.pop(inspected.ticket)
-        if inspector.alive:  # one that failed has answered with its last breath
+        if (
+            inspector is not None and inspector.alive
+        ):  # one that failed has answered with its last breath
             self._idle.append(inspector)
         self._count(inspected.verdict)
         self._start_waiting()
@@ -145,7 +147,14 @@ class InspectionDesk:
                 self._start(inspection)
 
     def _start(self, inspection: _Inspection) -> None:
-        inspector = self._inspector()
+        try:
+            inspector = self._inspector()
+        except (RuntimeError, MemoryError):
+            self._running[inspection.ticket] = (inspection, None)
+            inspection.ledger.tell(
+                Inspected(inspection.ticket, Failed("no thread could be started to run it"))
+            )
+            return
         self._running[inspection.ticket] = (inspection, inspector)
         verdict = TellReply(
             inspection.ledger,

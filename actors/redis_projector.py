@@ -224,7 +224,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         if self._lost:
             return
         try:
-            self._server.ping()
+            # Over the connection that there is: where no descriptor is left for another, Redis is
+            # not lost.
             check_filled(self._client, self._bus_id)
         except ProjectionError as error:
             self._lose(error.message)

@@ -272,9 +272,16 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         )
         self._routes.bind(route)
         register.reply_to.set(self._attach_answer(bound))
-        start_actor(
-            actor, label=bound.display_name, crashed=self._on_crash(attachment), within_s=None
-        )
+        try:
+            start_actor(
+                actor, label=bound.display_name, crashed=self._on_crash(attachment), within_s=None
+            )
+        except (RuntimeError, MemoryError) as error:  # no thread or no memory is left for it
+            self._routes.unbind(attachment)
+            del self._live[_key(attach)]
+            register.link.close("no thread can be started for its attachment")
+            self._notify_crash(actor.name, error)
+            return
         _log.info("attached %s, generation %d", bound.session_id, bound.generation)
 
     def _on_crash(self, attachment: Attachment) -> Crashed:

@@ -170,14 +170,17 @@ class _Start:
 
     def _spawn(self) -> None:
         self._starts += 1
-        # A file, not a pipe: nothing breaks in the daemon when its starter ends first.
-        self._child_errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by release
+        try:
+            # A file, not a pipe: nothing breaks in the daemon when its starter ends first.
+            self._child_errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by release
+        except OSError:
+            self._child_errors = None  # no room anywhere: should it fail, its reason is not known
         try:
             self._child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self._child_errors,
+                stderr=self._child_errors or subprocess.DEVNULL,
                 close_fds=True,
                 start_new_session=True,  # a harness kills its process group, not our daemon
                 cwd="/",

@@ -74,6 +74,11 @@ class _PrivateRotatingFileHandler(RotatingFileHandler):
             encoding="utf-8",
         )
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Without room for it a record is lost; the next one is tried all the same."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
     def _open(self) -> Any:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.fchmod(descriptor, 0o600)

@@ -7,6 +7,7 @@ Pure: runs on whichever thread asks.
 
 from __future__ import annotations
 
+import codecs
 import os
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -371,6 +372,10 @@ def shown(value: Json) -> str:
     """The value as JSON, on one line, bounded: a message is for a terminal."""
     text = printable(encode(value).decode())
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+codecs.lookup("unicode_escape")
+"""Loads the codec: at the first odd character there may be no descriptor left to load it with."""
 
 
 def printable(text: str) -> str:

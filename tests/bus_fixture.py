@@ -129,8 +129,9 @@ class BusSession:
 class ThrowAwayBus:
     """See the module. Entering it starts the daemon; use `start` yourself to have it later.
 
-    `environment` is what any other process of this bus (an adapter, a command line) has to be
-    started with, `config_path` the configuration it has to be given.
+    `command` is what the daemon is started with, its configuration apart. `environment` is what any
+    other process of this bus (an adapter, a command line) has to be started with, `config_path` the
+    configuration it has to be given.
     """
 
     def __init__(self, *, extra_environment: dict[str, str] | None = None, **settings: Any) -> None:
@@ -148,6 +149,7 @@ class ThrowAwayBus:
             "PYTHONPATH": str(ROOT),
             **(extra_environment or {}),
         }
+        self.command = [sys.executable, "-m", "actors", "--foreground"]
         self.daemon: subprocess.Popen[bytes] | None = None
         self._log = self.directory / "daemon.log"
         self._clients: list[Client] = []
@@ -171,7 +173,7 @@ class ThrowAwayBus:
             raise AssertionError("the daemon of this bus was already started; end it first")
         with self._log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "actors", "--config", self.config_path, "--foreground"],
+                [*self.command, "--config", self.config_path],
                 env=self.environment,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,

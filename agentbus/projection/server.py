@@ -12,7 +12,7 @@ import secrets
 import socket
 import stat
 import subprocess
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,16 @@ class RedisServer:
         Raises RedisUnusableError, with everything that was tried, when there cannot be one.
         """
         candidates = find_redis(self._settings.executable)
-        self._settings.working_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._take_over(bus_id) or self._start_best(candidates, go_on)
+        try:
+            self._settings.working_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return self._take_over(bus_id) or self._start_best(candidates, go_on)
+        except OSError as error:
+            with suppress(OSError):  # it serves, but could not be noted: nobody would find it again
+                self.stop(grace_s=0)
+            raise RedisUnusableError(
+                f"no Redis can be started with {self._settings.record_path} and "
+                f"{self._settings.working_directory}: {error}; make room there, or repair them"
+            ) from error
 
     def restart(self, bus_id: BusId, go_on: Check = lambda: None) -> RedisInfo:
         """End the instance, however it fares, and have a new, empty one."""

@@ -132,14 +132,17 @@ def _connect(
 
 
 class OpenFiles:
-    """Which files an open database consists of: SQLite itself never looks again."""
+    """Which files an open database consists of: SQLite itself never looks again.
+
+    The locks are in `-shm`: another process that made it anew would not see that we write.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._paths = (path, path.with_name(f"{path.name}-wal"))
+        self._paths = (path, *(path.with_name(f"{path.name}-{part}") for part in ("wal", "shm")))
         self._inodes = [_inode(file) for file in self._paths]
 
     def check(self) -> None:
-        """Raises FilesGone. Two system calls, next to the sync of every commit."""
+        """Raises FilesGone. Three system calls, next to the sync of every commit."""
         for file, inode in zip(self._paths, self._inodes, strict=True):
             if _inode(file) != inode:
                 raise FilesGone(f"{file} was removed or replaced while the bus uses it")

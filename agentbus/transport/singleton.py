@@ -170,8 +170,9 @@ class DaemonLock:
                 return False
             time.sleep(0.01)
         assert self._descriptor is not None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the pid as well
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
         return True
 
     def release(self) -> None:

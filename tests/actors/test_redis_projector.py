@@ -40,6 +40,7 @@ from agentbus.projection.rebuild import UpToDate, needs
 from agentbus.projection.server import RedisServer
 from agentbus.store.changes import Fact, MessageAppended, PruneSlice
 from tests.eventually import eventually
+from tests.exhaustion import no_descriptor_left
 from tests.probe import Probe
 from tests.redis_fixture import private_redis, redis_settings
 from tests.store.bus import Bus
@@ -208,6 +209,14 @@ def test_an_idle_projector_notices_a_dead_redis_when_it_is_told_to_look(
     projection.address.tell(CheckRedis())
     projection.supervisor.expect(ProjectionLost, within=10)
     projection.address.tell(CheckRedis())  # told once
+    projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
+
+
+def test_a_process_without_descriptors_has_not_lost_its_redis(projection: Projection) -> None:
+    projection.catch_up()
+    with no_descriptor_left():
+        projection.address.tell(CheckRedis())
+        projection.settle()
     projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
 
 

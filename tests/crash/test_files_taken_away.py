@@ -8,7 +8,7 @@ from agentbus.errors import UnavailableError
 from tests.bus_fixture import ThrowAwayBus
 
 
-@pytest.mark.parametrize("removed", [("-wal", "-shm"), ("-wal",)])
+@pytest.mark.parametrize("removed", [("-wal", "-shm"), ("-wal",), ("-shm",)])
 def test_without_its_log_the_bus_starts_anew_with_all_that_was_accepted(
     throw_away_bus: ThrowAwayBus, removed: tuple[str, ...]
 ) -> None:

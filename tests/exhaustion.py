@@ -1,0 +1,67 @@
+"""Processes that have run out of something, made on purpose and within bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+OBEYS_PERMISSIONS = """
+import ctypes, os, sys
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+if os.geteuid() == 0:
+    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        if ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
+            sys.exit("cannot give up the right to pass over permissions")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A program that runs its arguments so that, even as root, they may not write where a folder's mode
+says so."""
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """In this process, which cannot open anything meanwhile. Other threads feel it too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    # Descriptors are given lowest first: none below the lowest free one is free.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def obeying_permissions(command: list[str]) -> list[str]:
+    """The command, without root's right to write everywhere."""
+    return [sys.executable, "-c", OBEYS_PERMISSIONS, *command]
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str = "2m") -> Iterator[None]:
+    """A file system of that size on `folder`; needs Linux and root."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "agentbus-test", str(folder)],
+        capture_output=True,
+        text=True,
+    )
+    assert mounted.returncode == 0, mounted.stderr
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all room that is left; the file that has it."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+    return ballast
