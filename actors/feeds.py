@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agentbus.ids import ChannelId, Sequence, SessionId
 from agentbus.limits import MIB
-from agentbus.projection.streams import StreamReader
+from agentbus.projection.streams import Hole, StreamReader
 from agentbus.protocol.session import Delivery, GapRange
 from agentbus.rules.credit import Credit
 from agentbus.store.changes import RemovedRange, SubscriptionId, SubscriptionRow
@@ -27,7 +27,9 @@ DELIVERY_BYTES = 4 * MIB
 
 
 class RemovedReader(Protocol):
-    def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]: ...
+    def removed_ranges(
+        self, channel_id: ChannelId, after: Sequence, through: Sequence
+    ) -> list[RemovedRange]: ...
 
 
 @dataclass(slots=True)
@@ -49,8 +51,9 @@ class Feeds:
     """All feeds of one attachment.
 
     1. A delivery begins where the one before it ended, so nothing is left out without a gap.
-    2. Gaps come from SQLite, where a removal is committed before the projection forgets: whoever
-       misses an entry in Redis also sees its removal.
+    2. What is missing is told by Redis, with the entries, and why it is missing by SQLite, where a
+       removal is committed before the projection forgets. So a message comes as a record or within
+       a gap, never as both, however far SQLite is ahead.
     3. Own messages are passed over unless asked for; the position moves over them.
     """
 
@@ -168,29 +171,27 @@ class Feeds:
 
     def _read(self, feed: Feed, after: Sequence, fits: _Fits, include_own: bool) -> Delivery:
         records: list[tuple[Sequence, bytes]] = []
+        holes: list[Hole] = []
         through = after
-        removed_through = Sequence(0)
-        blocked_at: Sequence | None = None  # the first entry that had no room
-        while blocked_at is None:
+        has_room = more = True
+        while has_room and more:
             chunk = self._streams.read(feed.channel_id, through, READ_ENTRIES, READ_BYTES)
-            removed_through = max(removed_through, chunk.removed_through)
+            holes += chunk.holes
             for entry in chunk.entries:
                 if include_own or entry.session_id != self._session_id:
                     if not fits(len(entry.envelope)):
-                        blocked_at = entry.sequence
+                        has_room = False
+                        holes = [hole for hole in holes if hole.through < entry.sequence]
                         break
                     records.append((entry.sequence, entry.envelope))
                 through = entry.sequence
             else:
                 through = chunk.through
-                if not chunk.more:
-                    break
-        feed.behind = blocked_at is not None
-        gaps: tuple[GapRange, ...] = ()
-        if removed_through > after:
-            gaps = self._gaps(feed, after, blocked_at)
-            if gaps:
-                through = max(through, gaps[-1].to_sequence)
+            more = chunk.more
+        feed.behind = not has_room
+        gaps = self._gaps(feed, holes)
+        if gaps:
+            through = max(through, gaps[-1].to_sequence)
         return Delivery(
             subscription=feed.subscription,
             channel=feed.channel,
@@ -202,16 +203,13 @@ class Feeds:
             oldest_retained=self._oldest_retained(feed) if gaps else None,
         )
 
-    def _gaps(self, feed: Feed, after: Sequence, before: Sequence | None) -> tuple[GapRange, ...]:
-        """Removed ranges above `after`, and below `before` where that is given."""
-        gaps: list[GapRange] = []
-        for removed in self._store.removed_ranges(feed.channel_id, after):
-            end = removed.to_sequence
-            if before is not None:
-                end = min(end, Sequence(before - 1))
-            if removed.from_sequence <= end:
-                gaps.append(GapRange(removed.from_sequence, end, removed.cause))
-        return tuple(gaps)
+    def _gaps(self, feed: Feed, holes: list[Hole]) -> tuple[GapRange, ...]:
+        """The causes of holes. Each ends with a message that is gone, so each part is a true gap."""
+        return tuple(
+            GapRange(removed.from_sequence, removed.to_sequence, removed.cause)
+            for hole in holes
+            for removed in self._store.removed_ranges(feed.channel_id, hole.after, hole.through)
+        )
 
     def _oldest_retained(self, feed: Feed) -> Sequence | None:
         first = self._streams.read(feed.channel_id, Sequence(0), 1, 1).entries

@@ -356,7 +356,7 @@ class _Receive:
             conversation.empty_waits = 0
         elif self._wait_s > 0:
             conversation.empty_waits += 1
-        return receive_answer(self._facts(notices), batch, conversation.prefetch.channel_of, budget)
+        return receive_answer(self._facts(notices), batch, budget)
 
     def _facts(self, notices: tuple[dict[str, Any], ...]) -> ReceiveFacts:
         conversation = self._call.conversation

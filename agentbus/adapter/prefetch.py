@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from agentbus.adapter.subscription import Arrived, Entry, Gap, Held, Record, SubscriptionQueue
 from agentbus.errors import CursorExpiredError, NotFoundError
@@ -68,8 +68,8 @@ class Batch:
         return tuple(entry for _, entry in self.entries if isinstance(entry, Record))
 
     @property
-    def gaps(self) -> tuple[tuple[int, Gap], ...]:
-        return tuple((sub, entry) for sub, entry in self.entries if isinstance(entry, Gap))
+    def gaps(self) -> tuple[Gap, ...]:
+        return tuple(entry for _, entry in self.entries if isinstance(entry, Gap))
 
     @property
     def is_empty(self) -> bool:
@@ -102,7 +102,7 @@ class Prefetch:
         self._handoffs = 0
         self._report_number = 0
         self._unconfirmed: deque[tuple[int, int]] = deque()  # (report, handoffs when it was made)
-        self._last_records: tuple[tuple[int, Record], ...] = ()
+        self._last_entries: tuple[tuple[int, Entry], ...] = ()
 
     # --- what the daemon says ---------------------------------------------------------------------
 
@@ -176,13 +176,13 @@ class Prefetch:
         queue = self._subscriptions.get(subscription)
         if queue is not None:
             self._give_back(queue.supersede(position, message))
-        last: list[tuple[int, Record]] = []
-        for owner, record in self._last_records:
-            if (owner, record.position) != (subscription, position):
-                last.append((owner, record))
+        last: list[tuple[int, Entry]] = []
+        for owner, entry in self._last_entries:
+            if isinstance(entry, Gap) or (owner, entry.position) != (subscription, position):
+                last.append((owner, entry))
             elif message is not None:
-                last.append((owner, record.updated(message)))
-        self._last_records = tuple(last)
+                last.append((owner, entry.updated(message)))
+        self._last_entries = tuple(last)
 
     def held_memories(self, channels: Collection[str], count: int) -> list[Held]:
         """The memories that a take of so many messages may show."""
@@ -191,9 +191,9 @@ class Prefetch:
     def last_memories(self) -> list[Held]:
         """The memories that a replay shows."""
         return [
-            (owner, record.position, record.message["message_id"], record.message["revision"])
-            for owner, record in self._last_records
-            if record.is_memory
+            (owner, entry.position, entry.message["message_id"], entry.message["revision"])
+            for owner, entry in self._last_entries
+            if _is_memory(entry)
         ]
 
     # --- what results do --------------------------------------------------------------------------
@@ -215,10 +215,6 @@ class Prefetch:
             {"channel": expiry.channel, "expired_at": expiry.expired_at}
             for expiry in self._expired.values()
         ]
-
-    def channel_of(self, subscription: int) -> str:
-        """Of a subscription with something in a batch that was just taken."""
-        return self._subscriptions[subscription].channel
 
     def select(self, channels: Collection[str]) -> tuple[SubscriptionQueue, ...]:
         """The subscriptions a receive reads; all when none are named."""
@@ -267,7 +263,7 @@ class Prefetch:
         while waiting := [queue for queue in selected if queue.head is not None]:
             queue = min(waiting, key=_head_first)
             assert queue.head is not None
-            if not room.admits(queue.head, queue.channel):
+            if not room.admits(queue.head):
                 break
             entries.append((queue.subscription, queue.take()))
         more = any(queue.head is not None for queue in selected)
@@ -276,10 +272,10 @@ class Prefetch:
         return Batch(tuple(entries), tuple(self._expired.values()), more, room.oversize)
 
     def replay(self, budget: Budget) -> Batch:
-        """The records of the last result that was handed off, once more, as far as they fit."""
+        """What the last result that was handed off carried, once more, as far as it fits."""
         room = _Room(budget)
-        fitting = [e for e in self._last_records if room.admits(e[1], "")]
-        more = len(fitting) < len(self._last_records)
+        fitting = [e for e in self._last_entries if room.admits(e[1])]
+        more = len(fitting) < len(self._last_entries)
         expired = tuple(self._expired.values())
         return Batch(tuple(fitting), expired, more, room.oversize, is_replay=True)
 
@@ -291,8 +287,8 @@ class Prefetch:
                 expiry.told = expiry.report is None
         if batch.is_replay:
             return
-        if handed_off and batch.records:
-            self._last_records = tuple(self._as_they_are(batch))
+        if handed_off and batch.entries:
+            self._last_entries = tuple(self._as_they_are(batch))
         by_subscription: dict[int, list[Entry]] = {}
         for subscription, entry in batch.entries:
             by_subscription.setdefault(subscription, []).append(entry)
@@ -380,18 +376,19 @@ class Prefetch:
             self._subscriptions[subscription] = queue
         return queue
 
-    def _as_they_are(self, batch: Batch) -> Iterator[tuple[int, Record]]:
-        """The records of a batch, memories as they are now."""
+    def _as_they_are(self, batch: Batch) -> Iterator[tuple[int, Entry]]:
+        """The entries of a batch, memories as they are now."""
         for subscription, entry in batch.entries:
-            if isinstance(entry, Record):
-                queue = self._subscriptions.get(subscription)
-                current = entry if queue is None else queue.current(entry)
-                if current is not None:
-                    yield subscription, current
+            current: Entry | None = entry
+            queue = self._subscriptions.get(subscription)
+            if isinstance(entry, Record) and queue is not None:
+                current = queue.current(entry)
+            if current is not None:
+                yield subscription, current
 
     def _forget_last_memories(self) -> None:
         """What happened to them meanwhile is not known here."""
-        self._last_records = tuple(e for e in self._last_records if not e[1].is_memory)
+        self._last_entries = tuple(e for e in self._last_entries if not _is_memory(e[1]))
 
     def _drop(self, subscription: int) -> None:
         """Forget the subscription; results under way then settle without a report for it."""
@@ -420,7 +417,7 @@ class _Room:
         self._records = self._gaps = self._characters = self._size_bytes = 0
         self._full = False
 
-    def admits(self, entry: Entry, channel: str) -> bool:
+    def admits(self, entry: Entry) -> bool:
         """Whether the entry may go into the result; it is counted if so."""
         is_first = not self._records and not self._gaps
         if isinstance(entry, Record):
@@ -429,7 +426,7 @@ class _Room:
             self._size_bytes += entry.size_bytes + _MARK_CHARACTERS
         else:
             self._gaps += 1
-            self._characters += _GAP_CHARACTERS + len(channel)
+            self._characters += _GAP_CHARACTERS + len(entry.channel)
         too_large = (
             self._characters > self._budget.characters or self._size_bytes > self._budget.size_bytes
         )
@@ -442,6 +439,10 @@ class _Room:
         elif self._records > self._budget.count or self._gaps > GAPS_PER_RESULT:
             self._full = True
         return not self._full
+
+
+def _is_memory(entry: Entry) -> TypeGuard[Record]:
+    return isinstance(entry, Record) and entry.is_memory
 
 
 def _head_first(queue: SubscriptionQueue) -> int:

@@ -9,7 +9,7 @@ Ceilings count the characters of the text copy; the hard limit of 4 MiB counts t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +100,7 @@ def receive_budget(facts: ReceiveFacts, count: int, ceiling: int) -> Budget:
     return Budget(count, max(ceiling - header, 1), RESULT_BYTES - header)
 
 
-def receive_answer(
-    facts: ReceiveFacts, batch: Batch, channel_of: Callable[[int], str], budget: Budget
-) -> Answer:
+def receive_answer(facts: ReceiveFacts, batch: Batch, budget: Budget) -> Answer:
     """The result that carries this batch."""
     data = facts.data()
     if batch.oversize:
@@ -118,13 +116,13 @@ def receive_answer(
         ]
     data["gaps"] = [
         {
-            "channel": channel_of(subscription),
+            "channel": gap.channel,
             "from_sequence": gap.first,
             "to_sequence": gap.last,
             "cause": gap.cause,
             "oldest_retained": gap.oldest_retained,
         }
-        for subscription, gap in batch.gaps
+        for gap in batch.gaps
     ]
     data["more"] = batch.more
     return answer(data)

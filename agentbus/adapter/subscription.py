@@ -72,6 +72,7 @@ class Record:
 class Gap:
     """Messages that are gone, both ends inclusive; told once, at its place among the records."""
 
+    channel: str
     first: int
     last: int
     cause: str
@@ -153,9 +154,11 @@ class SubscriptionQueue:
         fresh: list[Entry] = []
         known: list[Record] = []
         for gap in arrived.gaps:
-            first = max(gap.from_sequence, self.handed_off + 1)
-            if gap.to_sequence >= first and gap.to_sequence not in self._known:
-                fresh.append(Gap(first, gap.to_sequence, gap.cause, arrived.oldest_retained))
+            # What arrived before it was removed is delivered from here, so it is in no gap.
+            first = max(gap.from_sequence, self.queued_through + 1)
+            if gap.to_sequence >= first:
+                range_ = (first, gap.to_sequence, gap.cause)
+                fresh.append(Gap(self.channel, *range_, arrived.oldest_retained))
         for position, message in arrived.records:
             record = _measured(position, message, arrived, window, own_session)
             if position <= self.handed_off:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, assert_never
+from typing import Any, NamedTuple, TypeAlias, assert_never
 
 import redis
 
@@ -74,19 +74,27 @@ class MemoryRemoval:
 Projection: TypeAlias = StreamEntry | MemoryRevision | MemoryRemoval
 
 
+class Hole(NamedTuple):
+    """Entries above `after` are missing from a stream because they were removed; the last one that
+    is missing is `through`. No entry that was read lies in a hole."""
+
+    after: Sequence
+    through: Sequence
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSlice:
-    """Consecutive entries of one channel, up to `through` (its cursor if there are none).
+    """Consecutive entries of one channel, up to `through`: the last entry, the end of the last hole
+    or, with neither, the cursor.
 
-    A memory that was deleted while it was read is passed over. `removed_through` was read after the
-    entries and is at least what had been removed when they were read: entries between a cursor and
-    the first of these are missing only if it says so. `more` says that the ceiling, not the end of
-    the stream, ended the slice.
+    A memory that was deleted while it was read is passed over. There is one hole at most for each
+    round trip, since a removal is always of the oldest. `more` says that the ceiling, not the end
+    of the stream, ended the slice.
     """
 
     entries: list[StreamEntry]
     through: Sequence
-    removed_through: Sequence
+    holes: tuple[Hole, ...]
     more: bool
 
 
@@ -274,20 +282,24 @@ class StreamReader:
         The first entry comes even if it alone is larger, so that no cursor ever wedges.
         """
         entries: list[StreamEntry] = []
+        holes: tuple[Hole, ...] = ()
         size_bytes = 0
         through = after
         while True:
             wanted = min(count - len(entries), READ_ENTRIES)
             [fetched] = self._fetch([(channel_id, through)], wanted)
+            for hole in fetched.holes:
+                holes += (hole,)
+                through = hole.through
             for entry in fetched.entries:
                 size_bytes += len(entry.envelope)
                 if entries and size_bytes > max_bytes:
-                    return StreamSlice(entries, through, fetched.removed_through, more=True)
+                    return StreamSlice(entries, through, holes, more=True)
                 entries.append(entry)
                 through = entry.sequence
             through = fetched.through
             if not fetched.more or len(entries) >= count:
-                return StreamSlice(entries, through, fetched.removed_through, fetched.more)
+                return StreamSlice(entries, through, holes, fetched.more)
 
     def read_many(
         self, cursors: collections.abc.Sequence[tuple[ChannelId, Sequence]], count: int
@@ -305,20 +317,21 @@ class StreamReader:
             ("XRANGE", keys.stream(channel_id), keys.entry_id(after + 1), "+", "COUNT", count)
             for channel_id, after in cursors
         ]
-        # After the ranges, so that no removal between the two goes unnoticed.
         commands.append(("HMGET", keys.REMOVED, *channel_ids))
         commands.append(("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID))
-        *ranges, marks, is_marked = self._ask(commands)
+        # As one: a removal between ranges and marks would make entries that were read look missing.
+        *ranges, marks, is_marked = self._ask(commands, atomic=True)
         _require(is_marked)
         memories = self._memories(ranges)
         slices = []
         for (channel_id, after), found, mark in zip(cursors, ranges, marks, strict=True):
             entries = [_entry(channel_id, entry, fields, memories) for entry, fields in found]
+            removed = Sequence(int(mark or 0))
             slices.append(
                 StreamSlice(
                     [entry for entry in entries if entry is not None],
-                    keys.entry_sequence(found[-1][0]) if found else after,
-                    Sequence(int(mark or 0)),
+                    keys.entry_sequence(found[-1][0]) if found else max(after, removed),
+                    (Hole(after, removed),) if removed > after else (),
                     more=len(found) >= count,
                 )
             )
@@ -337,7 +350,7 @@ class StreamReader:
             return {}
         names = [keys.memory(MessageId(memory_id.decode())) for memory_id in ids]
         envelopes, is_marked = self._ask(
-            [("MGET", *names), ("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID)]
+            [("MGET", *names), ("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID)], atomic=False
         )
         _require(is_marked)
         return {
@@ -346,9 +359,9 @@ class StreamReader:
             if envelope is not None
         }
 
-    def _ask(self, commands: list[Command]) -> list[Any]:
+    def _ask(self, commands: list[Command], *, atomic: bool) -> list[Any]:
         with redis_errors("read streams"):
-            replies = execute_many(self._client, commands, atomic=False)
+            replies = execute_many(self._client, commands, atomic=atomic)
             for reply in replies:
                 if isinstance(reply, redis.RedisError):
                     raise reply

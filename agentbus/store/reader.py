@@ -273,9 +273,11 @@ class Reader:
         rows = self._all(_REVISION, memory_id)
         return int(rows[0][0]) if rows else None
 
-    def removed_ranges(self, channel_id: ChannelId, after: Sequence) -> list[RemovedRange]:
-        """What a cursor at `after` has missed, in order; the first is cut to begin after it."""
-        return self._ranges(channel_id, after, NO_END)
+    def removed_ranges(
+        self, channel_id: ChannelId, after: Sequence, through: Sequence = NO_END
+    ) -> list[RemovedRange]:
+        """What was removed above `after`, up to and including `through`, in order; cut to that."""
+        return self._ranges(channel_id, after, min(Sequence(through + 1), NO_END))
 
     def sessions(self) -> list[SessionRow]:
         """Every session that was ever attached, oldest first."""

@@ -22,6 +22,8 @@ from agentbus.errors import (
 )
 from agentbus.ids import RecoveryEpoch
 from agentbus.limits import HANDOFF_FLUSH_REPORTS, MIB
+from agentbus.projection import streams
+from agentbus.projection.streams import StreamReader, StreamSlice
 from agentbus.protocol.operations import Send
 from agentbus.store.changes import MoveCursors, PruneSlice
 from tests.actors.stage import Stage, stage_on
@@ -332,6 +334,67 @@ def test_a_pull_tells_a_gap_as_well(stage: Stage) -> None:
     (delivery,) = stage.pull(1).get(2.0)["deliveries"]
     assert delivery["gaps"] == [[2, 3, "age"]]
     assert delivery["oldest_retained"] == 4
+
+
+def test_what_redis_still_shows_is_delivered_and_in_no_gap(stage: Stage) -> None:
+    """The ledger has removed more than the projector has forgotten by now."""
+    stage.attach(window=(2, MIB))
+    stage.say("a", "b", "c")
+    assert stage.pushed() == [1, 2]
+    prune(stage, 169)
+    stage.say("d", "e")
+    stage.clock.advance(hours=169)
+    late = stage.bus.done(PruneSlice("messages_by_age", 500))
+    stage.grant(2)
+    (params,) = stage.deliveries()
+    assert params["delivery"]["gaps"] == [[3, 3, "age"]]
+    assert [position for position, _ in params["delivery"]["records"]] == [4, 5]
+    stage.project(late)
+    stage.say("f")
+    stage.grant(2)
+    (params,) = stage.deliveries()
+    assert "gaps" not in params["delivery"]
+    assert [position for position, _ in params["delivery"]["records"]] == [6]
+
+
+@pytest.mark.parametrize(
+    ("room", "first", "then"),
+    [
+        (1, ([1], None), ([5], [[2, 4, "age"]])),
+        (2, ([1, 2], [[3, 4, "age"]]), ([5], None)),
+        (3, ([1, 2, 5], [[3, 4, "age"]]), None),
+    ],
+)
+def test_a_removal_in_the_middle_of_a_read_is_told_once_at_its_place(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, room: int, first: Any, then: Any
+) -> None:
+    """Also where the window ends before, at, or behind it. Sequences count from the first unsent."""
+    stage.attach(window=(room, MIB))
+    stage.say(*"x" * room)
+    assert len(stage.pushed()) == room
+    stage.say(*"abcd")
+    assert stage.pushed() == []
+    monkeypatch.setattr(streams, "READ_ENTRIES", 2)
+    fetch, trips = StreamReader._fetch, []
+
+    def remove_after_the_first_trip(*arguments: Any) -> list[StreamSlice]:
+        trips.append(arguments)
+        if len(trips) == 2:
+            stage.project(removal)
+            stage.project(later)
+        return fetch(*arguments)
+
+    stage.clock.advance(hours=169)
+    removal = stage.bus.done(PruneSlice("messages_by_age", 500))
+    later = stage.bus.done(stage.ada.send("f"))
+    monkeypatch.setattr(StreamReader, "_fetch", remove_after_the_first_trip)
+    told = []
+    for _ in range(2):
+        stage.grant(room)
+        for delivery in (params["delivery"] for params in stage.deliveries()):
+            gaps = [[a - room, b - room, cause] for a, b, cause in delivery.get("gaps", [])]
+            told.append(([at - room for at, _ in delivery["records"]], gaps or None))
+    assert told == [one for one in (first, then) if one is not None]
 
 
 def test_removals_before_the_subscription_began_are_no_gap(stage: Stage) -> None:

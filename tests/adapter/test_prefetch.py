@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentbus.adapter.prefetch import Budget, Prefetch, Report
+from agentbus.adapter.prefetch import Batch, Budget, Prefetch, Report
 from agentbus.adapter.subscription import Gap, parse_arrived
 from agentbus.encoding import decode_frame, encode
 from agentbus.errors import CursorExpiredError, NotFoundError
@@ -247,35 +247,127 @@ def test_unconfirmed_messages_come_marked_to_a_new_adapter() -> None:
     assert prefetch.report_due() == Report(1, 1, {1: 3}, ())
 
 
+def gaps(*ranges: tuple[int, int, str]) -> tuple[GapRange, ...]:
+    return tuple(GapRange(Sequence(first), Sequence(last), cause) for first, last, cause in ranges)
+
+
+def told(batch: Batch) -> list[tuple[str, int, int, str]]:
+    return [(gap.channel, gap.first, gap.last, gap.cause) for gap in batch.gaps]
+
+
 def test_gaps_are_told_at_their_place_and_count_as_handed_off() -> None:
     prefetch = attached(1)
-    arrive(prefetch, message(1), message(5), gaps=(GapRange(2, 4, "age"),))  # type: ignore[arg-type]
+    arrive(prefetch, message(1), message(5), gaps=gaps((2, 4, "age")))
     batch = take(prefetch)
     assert [entry.last for _, entry in batch.entries] == [1, 4, 5]
-    assert batch.gaps == ((1, Gap(2, 4, "age", None)),)
+    assert batch.gaps == (Gap("channel-1", 2, 4, "age", None),)
     prefetch.settle(batch, handed_off=True)
     assert prefetch.report_due() == Report(1, 1, {1: 5}, ())
 
 
 def test_a_gap_is_not_told_twice_and_comes_back_after_a_failure() -> None:
     prefetch = attached(1)
-    gap = GapRange(1, 4, "capacity")  # type: ignore[arg-type]
-    arrive(prefetch, gaps=(gap,))
-    arrive(prefetch, gaps=(gap,), pushed=False)
+    gone = gaps((1, 4, "capacity"))
+    arrive(prefetch, gaps=gone)
+    arrive(prefetch, gaps=gone, pushed=False)
     batch = take(prefetch)
     assert len(batch.gaps) == 1
     prefetch.settle(batch, handed_off=False)
     again = take(prefetch)
     assert len(again.gaps) == 1
     prefetch.settle(again, handed_off=True)
-    arrive(prefetch, gaps=(gap,))
+    arrive(prefetch, gaps=gone)
     assert take(prefetch).is_empty
+
+
+def test_gaps_of_several_causes_and_channels_are_told_in_order() -> None:
+    prefetch = attached(1, 2)
+    arrive(prefetch, message(12), gaps=gaps((1, 3, "age"), (5, 7, "capacity"), (9, 10, "age")))
+    arrive(prefetch, message(11), subscription=2, gaps=gaps((2, 6, "capacity"), (8, 8, "age")))
+    batch = take(prefetch)
+    assert told(batch) == [
+        ("channel-1", 1, 3, "age"),
+        ("channel-2", 2, 6, "capacity"),
+        ("channel-1", 5, 7, "capacity"),
+        ("channel-2", 8, 8, "age"),
+        ("channel-1", 9, 10, "age"),
+    ]
+    assert sequences(batch) == [11, 12]
+    prefetch.settle(batch, handed_off=True)
+    assert prefetch.report_due() == Report(1, 1, {1: 12, 2: 11}, ())
+
+
+def test_what_waits_here_is_delivered_and_in_no_gap_though_it_was_removed() -> None:
+    """A pull with own messages reads again what was pushed, which is gone by then."""
+    prefetch = attached(1)
+    arrive(prefetch, message(1), message(3))
+    arrive(prefetch, gaps=gaps((1, 4, "age")), pushed=False, own=True)
+    arrive(prefetch, gaps=gaps((1, 4, "age")), pushed=False, own=True)
+    batch = take(prefetch, own=True)
+    assert sequences(batch) == [1, 3]
+    assert told(batch) == [("channel-1", 4, 4, "age")]
+
+
+@pytest.mark.parametrize("when", ["new attachment", "recovery"])
+def test_what_waits_again_or_is_on_its_way_is_in_no_gap_after_a(when: str) -> None:
+    prefetch = attached(1)
+    arrive(prefetch, message(1), message(2), message(3))
+    failed, under_way = take(prefetch, count=1), take(prefetch, count=1)
+    prefetch.settle(failed, handed_off=False)
+    if when == "recovery":
+        prefetch.new_epoch(2)
+    else:
+        prefetch.attached(OWN, 2, [row(1)])
+    arrive(prefetch, message(5), gaps=gaps((1, 4, "capacity")), epoch=2)
+    batch = take(prefetch)
+    assert sequences(batch) == [1, 5]
+    assert told(batch) == [("channel-1", 3, 4, "capacity")]
+    prefetch.settle(under_way, handed_off=True)
+    prefetch.settle(batch, handed_off=True)
+    assert prefetch.report_due() == Report(1, 2, {1: 5}, ())
+
+
+def test_a_gap_moves_the_cursor_only_when_it_was_handed_off() -> None:
+    prefetch = attached(1)
+    arrive(prefetch, gaps=gaps((1, 4, "age")))
+    assert prefetch.report_due() is None
+    batch = take(prefetch)
+    assert prefetch.report_due() is None
+    prefetch.settle(batch, handed_off=False, bytes_left=True)
+    assert prefetch.report_due() is None
+    prefetch.settle(take(prefetch), handed_off=True)
+    assert prefetch.report_due() == Report(1, 1, {1: 4}, ())
+
+
+def test_a_gap_that_was_not_confirmed_comes_again_to_a_new_adapter() -> None:
+    prefetch = attached(1)
+    arrive(prefetch, gaps=gaps((1, 4, "age")))
+    prefetch.settle(take(prefetch), handed_off=True)
+    successor = Prefetch()
+    successor.attached(OWN, 1, [{**row(1, confirmed=0), "handed_off": 4}])
+    arrive(successor, gaps=gaps((1, 4, "age")), redelivered_through=4)
+    assert told(take(successor)) == [("channel-1", 1, 4, "age")]
+
+
+def test_a_replay_tells_the_gaps_again() -> None:
+    prefetch = attached(1)
+    arrive(prefetch, message(1), message(5), gaps=gaps((2, 4, "age")))
+    prefetch.settle(take(prefetch), handed_off=True)
+    for _ in range(2):
+        replay = prefetch.replay(PLENTY)
+        assert (sequences(replay), told(replay)) == ([1, 5], [("channel-1", 2, 4, "age")])
+        prefetch.settle(replay, handed_off=True)
+    arrive(prefetch, gaps=gaps((6, 7, "age")))
+    prefetch.settle(take(prefetch), handed_off=True)
+    prefetch.left("channel-1")
+    alone = prefetch.replay(PLENTY)
+    assert (sequences(alone), told(alone)) == ([], [("channel-1", 6, 7, "age")])
 
 
 def test_gaps_are_bounded_per_result() -> None:
     prefetch = attached(1)
-    gaps = tuple(GapRange(n, n, "age") for n in range(1, 2 * GAPS_PER_RESULT, 2))  # type: ignore[arg-type]
-    arrive(prefetch, gaps=(*gaps, GapRange(2 * GAPS_PER_RESULT, 2 * GAPS_PER_RESULT, "age")))  # type: ignore[arg-type]
+    firsts = range(1, 2 * GAPS_PER_RESULT + 2, 2)
+    arrive(prefetch, gaps=gaps(*((n, n, "age") for n in firsts)))
     batch = take(prefetch)
     assert len(batch.gaps) == GAPS_PER_RESULT
     assert batch.more
@@ -292,6 +384,21 @@ def test_an_expiry_is_repeated_until_the_result_with_it_is_confirmed() -> None:
     prefetch.settle(take(prefetch), handed_off=True)
     assert prefetch.report_due() == Report(1, 1, {}, (2,))
     assert len(take(prefetch).expired) == 1
+    assert prefetch.confirms(prefetch.arrival()) == 1
+    assert take(prefetch).expired == ()
+
+
+def test_a_gap_and_an_expiry_are_told_together_and_only_the_expiry_again() -> None:
+    prefetch = attached(1, 2)
+    arrive(prefetch, message(5), gaps=gaps((1, 4, "age")))
+    prefetch.expire(2, "channel-2", "2026-01-01T00:00:00.000Z")
+    batch = take(prefetch)
+    assert told(batch) == [("channel-1", 1, 4, "age")]
+    assert [expiry.channel for expiry in batch.expired] == ["channel-2"]
+    prefetch.settle(batch, handed_off=True)
+    assert prefetch.report_due() == Report(1, 1, {1: 5}, (2,))
+    again = take(prefetch)
+    assert (told(again), len(again.expired)) == ([], 1)
     assert prefetch.confirms(prefetch.arrival()) == 1
     assert take(prefetch).expired == ()
 

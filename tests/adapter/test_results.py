@@ -59,7 +59,7 @@ def receive(prefetch: Prefetch, ceiling: int, hint: str | None = None) -> tuple[
     told = facts(hint)
     budget = receive_budget(told, 1000, ceiling)
     batch = prefetch.take((), budget)
-    return receive_answer(told, batch, lambda _: "general", budget), batch
+    return receive_answer(told, batch, budget), batch
 
 
 def test_the_text_is_the_same_json_as_the_structured_content() -> None:
@@ -148,7 +148,7 @@ def test_redelivered_records_are_marked_and_others_are_not() -> None:
     answer, batch = receive(prefetch, 10_000)
     assert [record.get("redelivered") for record in answer.structured["messages"]] == [True, None]
     prefetch.settle(batch, handed_off=True)
-    replay = receive_answer(facts(), prefetch.replay(budget), lambda _: "general", budget)
+    replay = receive_answer(facts(), prefetch.replay(budget), budget)
     assert all(record["redelivered"] for record in replay.structured["messages"])
 
 

@@ -84,7 +84,7 @@ def reader(redis_server: PrivateRedis) -> Iterator[StreamReader]:
 
 def read(reader: StreamReader, after: int = 0) -> list[tuple[int, bytes]]:
     found = reader.read(CHANNEL, Sequence(after), 1000, MIB)
-    assert found.removed_through == 0
+    assert found.holes == ()
     return [(entry.sequence, entry.envelope) for entry in found.entries]
 
 

@@ -7,15 +7,22 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from agentbus.ids import ChannelId, Sequence, SessionId
 from agentbus.limits import MIB
-from agentbus.projection import keys
+from agentbus.projection import keys, streams
 from agentbus.projection.connection import dataset_bytes
 from agentbus.projection.errors import ProjectionError, ProjectionFullError
-from agentbus.projection.streams import READ_ENTRIES, StreamEntry, StreamReader, StreamWriter
+from agentbus.projection.streams import (
+    READ_ENTRIES,
+    StreamEntry,
+    StreamReader,
+    StreamSlice,
+    StreamWriter,
+)
 from tests.redis_fixture import BUS_ID, PrivateRedis, private_redis, set_mark
 
 CHANNEL = ChannelId(7)
@@ -67,7 +74,7 @@ def test_reading_starts_after_the_cursor(writer: StreamWriter, reader: StreamRea
 
 def test_a_channel_without_a_stream_reads_as_empty(reader: StreamReader) -> None:
     found = reader.read(CHANNEL, START, 10, MIB)
-    assert (found.entries, found.removed_through, found.more) == ([], 0, False)
+    assert (found.entries, found.holes, found.more) == ([], (), False)
 
 
 def test_projecting_twice_changes_nothing(writer: StreamWriter, reader: StreamReader) -> None:
@@ -117,9 +124,56 @@ def test_removal_trims_and_leaves_a_mark(writer: StreamWriter, reader: StreamRea
     writer.project([*batch(1, 2, 4), *batch(5, channel_id=OTHER)], Sequence(5))
     writer.remove(CHANNEL, Sequence(2), [Sequence(1), Sequence(2)])
     found = reader.read(CHANNEL, START, 10, MIB)
-    assert (numbers(found.entries), found.removed_through) == ([4], 2)
-    assert reader.read(OTHER, START, 10, MIB).removed_through == 0
+    assert (numbers(found.entries), found.holes) == ([4], ((0, 2),))
+    assert reader.read(OTHER, START, 10, MIB).holes == ()
     assert writer.removed() == {CHANNEL: 2}
+
+
+@pytest.mark.parametrize(
+    ("after", "found", "holes"),
+    [
+        (0, [4, 6], ((0, 2),)),
+        (1, [4, 6], ((1, 2),)),
+        (2, [4, 6], ()),
+        (3, [4, 6], ()),
+        (4, [6], ()),
+    ],
+)
+def test_a_hole_is_what_was_removed_above_the_cursor(
+    writer: StreamWriter, reader: StreamReader, after: int, found: list[int], holes: object
+) -> None:
+    writer.project(batch(1, 2, 4, 6), Sequence(6))
+    writer.remove(CHANNEL, Sequence(2), [])
+    read = reader.read(CHANNEL, Sequence(after), 10, MIB)
+    assert (numbers(read.entries), read.holes, read.through) == (found, holes, 6)
+
+
+def test_where_all_is_removed_a_slice_ends_behind_the_hole(
+    writer: StreamWriter, reader: StreamReader
+) -> None:
+    writer.project(batch(1, 2), Sequence(2))
+    writer.remove(CHANNEL, Sequence(2), [])
+    read = reader.read(CHANNEL, START, 10, MIB)
+    assert (read.entries, read.holes, read.through, read.more) == ([], ((0, 2),), 2, False)
+
+
+def test_what_is_removed_between_two_round_trips_is_a_hole_behind_what_was_read(
+    writer: StreamWriter, reader: StreamReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "READ_ENTRIES", 2)
+    writer.project(batch(1, 2, 3, 4, 5, 6), Sequence(6))
+    writer.remove(CHANNEL, Sequence(1), [])
+    fetch, trips = StreamReader._fetch, []
+
+    def remove_after_the_first_trip(*arguments: Any) -> list[StreamSlice]:
+        if len(trips) == 1:
+            writer.remove(CHANNEL, Sequence(5), [])
+        trips.append(arguments)
+        return fetch(*arguments)
+
+    monkeypatch.setattr(StreamReader, "_fetch", remove_after_the_first_trip)
+    read = reader.read(CHANNEL, START, 10, MIB)
+    assert (numbers(read.entries), read.holes) == ([2, 3, 6], ((0, 1), (3, 5)))
 
 
 def test_removed_entries_do_not_come_back_by_projecting_again(
