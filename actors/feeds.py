@@ -204,7 +204,7 @@ class Feeds:
         )
 
     def _gaps(self, feed: Feed, holes: list[Hole]) -> tuple[GapRange, ...]:
-        """The causes of holes. Each ends with a message that is gone, so each part is a true gap."""
+        """The causes of holes. Each ends with a message that is gone, so each part is one too."""
         return tuple(
             GapRange(removed.from_sequence, removed.to_sequence, removed.cause)
             for hole in holes

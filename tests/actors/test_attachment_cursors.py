@@ -368,7 +368,7 @@ def test_what_redis_still_shows_is_delivered_and_in_no_gap(stage: Stage) -> None
 def test_a_removal_in_the_middle_of_a_read_is_told_once_at_its_place(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, room: int, first: Any, then: Any
 ) -> None:
-    """Also where the window ends before, at, or behind it. Sequences count from the first unsent."""
+    """Wherever the window ends. Sequences count from the first that was not sent."""
     stage.attach(window=(room, MIB))
     stage.say(*"x" * room)
     assert len(stage.pushed()) == room

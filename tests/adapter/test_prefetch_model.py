@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agentbus.adapter.prefetch import Batch, Prefetch, Report
-from agentbus.adapter.subscription import Record
+from agentbus.adapter.subscription import Entry, Gap, Record
+from agentbus.ids import Sequence
+from agentbus.protocol.session import GapRange
 from tests.adapter.deliveries import OWN, arrive, message, row, sequences, take
 
 
@@ -23,6 +25,8 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         self.newest = 0
         self.epoch = 1
         self.messages: dict[int, list[int]] = {sub: [] for sub in self.SUBSCRIPTIONS}
+        self.removed_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.given: set[tuple[int, int]] = set()  # by this adapter, as records or within gaps
         self.cursor = dict.fromkeys(self.SUBSCRIPTIONS, 0)
         self.handed_off = dict.fromkeys(self.SUBSCRIPTIONS, 0)
         self.confirmed = dict.fromkeys(self.SUBSCRIPTIONS, 0)
@@ -50,8 +54,10 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         self.prefetch.attached(OWN, self.epoch, rows)
 
     def deliver(self, sub: int, after: int, count: int, pushed: bool) -> int:
-        found = [sequence for sequence in self.messages[sub] if sequence > after][:count]
-        through = found[-1] if found else after
+        removed = self.removed_through[sub]
+        found = [n for n in self.messages[sub] if n > max(after, removed)][:count]
+        through = found[-1] if found else max(after, removed)
+        gap = GapRange(Sequence(after + 1), Sequence(removed), "age")
         arrive(
             self.prefetch,
             *(message(sequence) for sequence in found),
@@ -61,6 +67,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             redelivered_through=self.redelivered_through[sub],
             epoch=self.epoch,
             pushed=pushed,
+            gaps=(gap,) if removed > after else (),
         )
         if pushed:
             self.credit -= len(found)
@@ -72,6 +79,16 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         for _ in range(count):
             self.newest += 1
             self.messages[sub].append(self.newest)
+
+    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 3))
+    def remove(self, sub: int, count: int) -> None:
+        """The oldest that are left, whether they were delivered or not."""
+        retained = [n for n in self.messages[sub] if n > self.removed_through[sub]]
+        if retained:
+            self.removed_through[sub] = retained[:count][-1]
+
+    def messages_of(self, sub: int, entry: Entry) -> list[int]:
+        return [n for n in self.messages[sub] if entry.first <= n <= entry.last]
 
     @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 5))
     def push(self, sub: int, count: int) -> None:
@@ -90,12 +107,17 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         batch = take(self.prefetch, *subs, count=count)
         assert sequences(batch) == sorted(sequences(batch))
         for sub, entry in batch.entries:
-            assert isinstance(entry, Record)
-            key = (sub, entry.position)
-            if entry.position <= self.highest_taken[sub] and not entry.redelivered:
-                assert key in self.failed, "an earlier message came after a later one"
-            self.failed.discard(key)
-            self.highest_taken[sub] = max(self.highest_taken[sub], entry.position)
+            keys = {(sub, n) for n in self.messages_of(sub, entry)}
+            assert keys, "a gap of nothing"
+            again = isinstance(entry, Record) and entry.redelivered
+            if entry.first <= self.highest_taken[sub] and not again:
+                assert keys <= self.failed, "an earlier message came after a later one"
+            if isinstance(entry, Gap):
+                assert entry.last <= self.removed_through[sub], "a gap where nothing is gone"
+                assert not keys & self.given - self.failed, "in a gap and given as well"
+            self.given |= keys
+            self.failed -= keys
+            self.highest_taken[sub] = max(self.highest_taken[sub], entry.last)
         self.out.append(batch)
 
     @rule(data=st.data(), outcome=st.sampled_from(("handed_off", "clean", "torn")))
@@ -104,16 +126,14 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             return
         batch = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
         for sub, entry in batch.entries:
-            key = (sub, entry.last)
-            if outcome == "clean":
-                self.failed.add(key)
-                continue
-            assert isinstance(entry, Record)
-            if key in self.seen:
-                assert entry.redelivered, "doubled without a mark"
-            self.seen[key] = self.seen.get(key, 0) + (outcome == "handed_off")
-            if outcome == "torn":
-                self.failed.add(key)
+            for key in ((sub, n) for n in self.messages_of(sub, entry)):
+                if outcome != "handed_off":
+                    self.failed.add(key)
+                if outcome == "clean":
+                    continue
+                if key in self.seen and isinstance(entry, Record):
+                    assert entry.redelivered, "doubled without a mark"
+                self.seen[key] = self.seen.get(key, 0) + (outcome == "handed_off")
         self.prefetch.settle(
             batch, handed_off=outcome == "handed_off", bytes_left=outcome != "clean"
         )
@@ -172,6 +192,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             for n in self.messages[sub]
         ) and all(count for count in self.seen.values()):
             self.prefetch = Prefetch()
+            self.given.clear()
             self.attach()
 
     @invariant()
@@ -187,7 +208,8 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         for _ in range(10 + self.newest):
             for batch in self.out:
                 for sub, entry in batch.entries:
-                    self.seen[sub, entry.last] = self.seen.get((sub, entry.last), 0) + 1
+                    for n in self.messages_of(sub, entry):
+                        self.seen[sub, n] = self.seen.get((sub, n), 0) + 1
                 self.prefetch.settle(batch, handed_off=True)
             self.out.clear()
             for sub in self.SUBSCRIPTIONS:
