@@ -26,7 +26,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         self.epoch = 1
         self.messages: dict[int, list[int]] = {sub: [] for sub in self.SUBSCRIPTIONS}
         self.removed_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
-        self.given: set[tuple[int, int]] = set()  # by this adapter, as records or within gaps
+        self.given: dict[tuple[int, int], type[Entry]] = {}  # by this adapter, as what
         self.cursor = dict.fromkeys(self.SUBSCRIPTIONS, 0)
         self.handed_off = dict.fromkeys(self.SUBSCRIPTIONS, 0)
         self.confirmed = dict.fromkeys(self.SUBSCRIPTIONS, 0)
@@ -84,8 +84,8 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
     def remove(self, sub: int, count: int) -> None:
         """The oldest that are left, whether they were delivered or not."""
         retained = [n for n in self.messages[sub] if n > self.removed_through[sub]]
-        if retained:
-            self.removed_through[sub] = retained[:count][-1]
+        for sequence in retained[:count]:
+            self.removed_through[sub] = sequence
 
     def messages_of(self, sub: int, entry: Entry) -> list[int]:
         return [n for n in self.messages[sub] if entry.first <= n <= entry.last]
@@ -114,8 +114,8 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
                 assert keys <= self.failed, "an earlier message came after a later one"
             if isinstance(entry, Gap):
                 assert entry.last <= self.removed_through[sub], "a gap where nothing is gone"
-                assert not keys & self.given - self.failed, "in a gap and given as well"
-            self.given |= keys
+            for key in keys:
+                assert self.given.setdefault(key, type(entry)) is type(entry), "given as both"
             self.failed -= keys
             self.highest_taken[sub] = max(self.highest_taken[sub], entry.last)
         self.out.append(batch)
@@ -173,8 +173,11 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         self.credit = self.WINDOW
         self.prefetch.new_epoch(self.epoch)
 
-    @rule()
-    def lose_the_connection(self) -> None:
+    @rule(removed=st.integers(0, 6))
+    def lose_the_connection(self, removed: int) -> None:
+        """With some messages removed before the next attach."""
+        for sub in self.SUBSCRIPTIONS:
+            self.remove(sub, removed)
         self.epoch += 1
         self.attach()
 
