@@ -15,11 +15,11 @@ from agentbus.encoding import decode_trusted, raw
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.identity import IdentitySource, SenderBinding
 from agentbus.ids import BusId, MessageId, Sequence
-from agentbus.limits import KIB, RESULT_BYTES
+from agentbus.limits import GAPS_PER_RESULT, KIB, RESULT_BYTES
 from agentbus.protocol.operations import GetMemory, History, ListChannels
 from agentbus.store.changes import SessionBound
 from agentbus.store.memories import no_memory
-from agentbus.store.reader import Page, Reader
+from agentbus.store.reader import Page, Reader, RemovedPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +121,39 @@ class Profile:
         return self._page(operation, row.channel, page)
 
     def _page(self, operation: History, channel: str, page: Page) -> dict[str, Any]:
-        """As many whole messages as the ceiling holds, at least one, from the asked end."""
+        """As many whole messages as the ceiling holds, at least one, from the asked end.
+
+        Gaps lie below all messages. So a page that is read forwards begins with them, and one that
+        is read backwards has them only when it holds its oldest message. Of very many, those next
+        to where the reading began come first, and the messages behind them in a later page.
+        """
         ceiling_kib = operation.max_kib or self.config.result_default_kib
         left_bytes = min(ceiling_kib * KIB, RESULT_BYTES)
         forwards = operation.after is not None
-        taken: list[bytes] = []
+        removed, more = page.removed, page.more
         messages = page.messages if forwards else page.messages[::-1]
+        if len(removed) > GAPS_PER_RESULT:
+            more = True
+            if forwards:
+                removed, messages = removed[:GAPS_PER_RESULT], []
+            else:
+                removed = removed[-GAPS_PER_RESULT:]
+        taken: list[bytes] = []
         for message in messages:
             if taken and len(message.envelope) > left_bytes:
                 break
             taken.append(message.envelope)
             left_bytes -= len(message.envelope)
-        more = page.more or len(taken) < len(messages)
+        if len(taken) < len(messages):
+            more = True
+            removed = removed if forwards else []
         if not forwards:
             taken.reverse()
         return {
             "channel": channel,
             "messages": [raw(envelope) for envelope in taken],
             "gaps": [
-                {
-                    "from_sequence": removed.from_sequence,
-                    "to_sequence": removed.to_sequence,
-                    "cause": removed.cause,
-                }
-                for removed in page.removed
+                RemovedPart(channel, part, page.oldest_retained).as_data() for part in removed
             ],
             "more": more,
         }

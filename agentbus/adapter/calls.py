@@ -24,6 +24,7 @@ from agentbus.adapter.results import (
     answer,
     ceiling_characters,
     error_answer,
+    fit_history,
     fit_history_message,
     fit_list,
     fit_memory,
@@ -236,7 +237,7 @@ class Calls:
             if "message" in body:
                 body = fit_history_message(body, left)
             else:
-                body = fit_list(body, "messages", left, from_end=call.operation.after is None)
+                body = fit_history(body, left, forwards=call.operation.after is not None)
         elif call.name == "search":
             body = fit_search(body, left)
         elif call.name == "get_memory":

@@ -206,11 +206,35 @@ def fit_list(
     return {**body, key: chosen, "more": more}
 
 
+def fit_history(body: Mapping[str, Any], characters: int, *, forwards: bool) -> dict[str, Any]:
+    """A page of a channel, cut to fit from where its reading began.
+
+    Gaps lie below all messages, so forwards they come before them and backwards after them; what
+    is cut of either comes in the next page.
+    """
+    keys = ("gaps", "messages") if forwards else ("messages", "gaps")
+    fitted = {**body, "messages": [], "gaps": []}
+    for key in keys:
+        whole = len(body[key])
+        fitted = fit_list({**fitted, key: body[key]}, key, characters, from_end=not forwards)
+        if len(fitted[key]) < whole:
+            break
+    return fitted
+
+
 def fit_search(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
-    """The page of a search, cut to fit; then its cursor goes on after the last message kept."""
-    fitted = fit_list(body, "messages", characters)
+    """The page of a search, cut to fit; then its cursor goes on after the last message kept, and
+    what was removed below that message is left to the next page."""
+    page = {key: value for key, value in body.items() if key != "removed_through"}
+    fitted = fit_list(page, "messages", characters)
     if fitted.pop("more", False):
-        fitted["cursor"] = str(fitted["messages"][-1]["sequence"])
+        last = fitted["messages"][-1]["sequence"]
+        fitted["cursor"] = f"{last}.{body['removed_through']}"
+        fitted["gaps"] = [
+            {**gap, "from_sequence": max(gap["from_sequence"], last + 1)}
+            for gap in body["gaps"]
+            if gap["to_sequence"] > last
+        ]
     return fitted
 
 

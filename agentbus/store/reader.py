@@ -75,6 +75,12 @@ _LIVE = Message.tombstoned_at_us.is_null()
 _BETWEEN = (Message.channel == PLACE) & (Message.sequence > PLACE) & (Message.sequence < PLACE)
 _OLDEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence).limit(PLACE))
 _NEWEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence.desc()).limit(PLACE))
+_FIRST = text(
+    Message.select(Message.sequence)
+    .where((Message.channel == PLACE) & _LIVE)
+    .order_by(Message.sequence)
+    .limit(SQL("1"))
+)
 _MESSAGE = text(_MESSAGE_ROWS.where((Message.message_id == PLACE) & _LIVE))
 _MEMORY = text(_MESSAGE_ROWS.where((Message.message_id == PLACE) & LIVE_MEMORY))
 _LIVE_ENVELOPES = text(
@@ -145,6 +151,19 @@ _RANGES = text(
     )
     .order_by(RemovedMessages.from_sequence)
 )
+_REMOVED_THROUGH = text(Channel.select(fn.COALESCE(fn.MAX(Channel.removed_through), SQL("0"))))
+_REMOVED_BETWEEN = text(
+    RemovedMessages.select(
+        Channel.name,
+        RemovedMessages.channel,
+        RemovedMessages.from_sequence,
+        RemovedMessages.to_sequence,
+        RemovedMessages.cause,
+    )
+    .join(Channel, on=(Channel.id == RemovedMessages.channel))
+    .where((RemovedMessages.to_sequence > PLACE) & (RemovedMessages.from_sequence < PLACE))
+    .order_by(RemovedMessages.from_sequence)
+)
 _SESSIONS = text(
     Session.select(
         Session.id,
@@ -196,11 +215,32 @@ class Page:
     """Messages in sequence order, and what was removed within the part of the channel they cover.
 
     `more`: the channel goes on beyond this page, in the direction in which it was read.
+    `oldest_retained` is the channel's, where something was removed and something is left.
     """
 
     messages: list[StoredMessage]
     removed: list[RemovedRange]
     more: bool
+    oldest_retained: Sequence | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPart:
+    """What was removed of one channel, and what it begins with now."""
+
+    channel: str
+    removed: RemovedRange
+    oldest_retained: Sequence | None
+
+    def as_data(self) -> dict[str, Any]:
+        """As the results of tools show a gap."""
+        return {
+            "channel": self.channel,
+            "from_sequence": self.removed.from_sequence,
+            "to_sequence": self.removed.to_sequence,
+            "cause": self.removed.cause,
+            "oldest_retained": self.oldest_retained,
+        }
 
 
 class Reader:
@@ -252,7 +292,9 @@ class Reader:
                 high = Sequence(messages[-1].sequence + 1)
             elif more:
                 low = Sequence(messages[0].sequence - 1)
-            return Page(messages, self._ranges(channel_id, low, high), more)
+            removed = self._ranges(channel_id, low, high)
+            oldest = self._oldest_retained(channel_id) if removed else None
+            return Page(messages, removed, more, oldest)
 
     def message(self, message_id: MessageId) -> StoredMessage | None:
         """A retained message; of a memory its live revision."""
@@ -278,6 +320,23 @@ class Reader:
     ) -> list[RemovedRange]:
         """What was removed above `after`, up to and including `through`, in order; cut to that."""
         return self._ranges(channel_id, after, min(Sequence(through + 1), NO_END))
+
+    def removed_through(self) -> Sequence:
+        """Every ordinary message up to here is gone, in whichever channel: a removal is always of
+        the oldest of the bus."""
+        return Sequence(self._all(_REMOVED_THROUGH)[0][0])
+
+    def removed_anywhere(self, low: Sequence, high: Sequence) -> list[RemovedPart]:
+        """What of any channel was removed above `low` and below `high`, in order."""
+        parts = []
+        with self._snapshot():
+            rows = self._all(_REMOVED_BETWEEN, low, high)
+            for channel, channel_id, from_sequence, to_sequence, cause in rows:
+                cut = missed(low, from_sequence, min(to_sequence, Sequence(high - 1)))
+                if cut is not None:
+                    oldest = self._oldest_retained(channel_id)
+                    parts.append(RemovedPart(channel, RemovedRange(*cut, cause), oldest))
+        return parts
 
     def sessions(self) -> list[SessionRow]:
         """Every session that was ever attached, oldest first."""
@@ -345,6 +404,10 @@ class Reader:
     def last_sequence(self) -> Sequence:
         """The newest committed sequence."""
         return Sequence(self._all(_META, "last_sequence")[0][0])
+
+    def _oldest_retained(self, channel_id: ChannelId) -> Sequence | None:
+        first = self._all(_FIRST, channel_id)
+        return Sequence(first[0][0]) if first else None
 
     def _ranges(self, channel_id: ChannelId, low: Sequence, high: Sequence) -> list[RemovedRange]:
         """Removed ranges with a part above `low` and below `high`, cut to that part."""

@@ -16,6 +16,7 @@ from agentbus.adapter.results import (
     ReceiveFacts,
     ceiling_characters,
     error_answer,
+    fit_history,
     fit_history_message,
     fit_list,
     fit_message,
@@ -210,16 +211,63 @@ def test_a_page_of_history_is_cut_at_the_end_that_was_not_asked_for() -> None:
     assert fit_list(body, "messages", 10**6) == body
 
 
+def gap(first: int, last: int) -> dict[str, object]:
+    return {
+        "channel": "c",
+        "from_sequence": first,
+        "to_sequence": last,
+        "cause": "age",
+        "oldest_retained": 1000,
+    }
+
+
+def test_gaps_come_where_the_reading_of_a_page_meets_them() -> None:
+    """They lie below all messages: first when read forwards, last when read backwards."""
+    few = {
+        "channel": "c",
+        "messages": [message(n, "x" * 100) for n in range(1001, 1101)],
+        "gaps": [gap(n, n) for n in range(1, 7, 2)],
+        "more": False,
+    }
+    forwards = fit_history(few, 3_000, forwards=True)
+    assert forwards["gaps"] == few["gaps"]
+    assert forwards["messages"][0] == few["messages"][0]
+    backwards = fit_history(few, 3_000, forwards=False)
+    assert backwards["gaps"] == []
+    assert backwards["messages"][-1] == few["messages"][-1]
+    assert forwards["more"]
+    assert backwards["more"]
+    assert fit_history(few, 10**6, forwards=True) == few
+    assert fit_history(few, 10**6, forwards=False) == few
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+def test_pages_with_too_many_gaps_go_on_with_the_rest(forwards: bool) -> None:
+    gaps = [gap(n, n) for n in range(1, 200, 2)]
+    body = {"channel": "c", "messages": [message(1001, "x")], "gaps": gaps, "more": False}
+    fitted = fit_history(body, 3_000, forwards=forwards)
+    kept = fitted["gaps"]
+    assert 0 < len(kept) < len(gaps)
+    assert kept == (gaps[: len(kept)] if forwards else gaps[-len(kept) :])
+    assert fitted["messages"] == ([] if forwards else body["messages"])
+    assert fitted["more"]
+
+
 def test_a_page_of_a_search_goes_on_after_the_last_message_that_fitted() -> None:
     body = {
         "messages": [message(n, "x" * 100) for n in range(100, 0, -1)],
         "engine": "redis",
         "cursor": None,
+        "gaps": [gap(3, 99)],
+        "removed_through": 2,
     }
     fitted = fit_search(body, 3_000)
     assert fitted["messages"] == body["messages"][: len(fitted["messages"])]
-    assert fitted["cursor"] == str(fitted["messages"][-1]["sequence"])
-    assert set(fitted) == {"messages", "engine", "cursor"}
+    last = fitted["messages"][-1]["sequence"]
+    assert fitted["cursor"] == f"{last}.2"
+    assert fitted["gaps"] == [gap(last + 1, 99)]
+    assert set(fitted) == {"messages", "engine", "cursor", "gaps"}
+    del body["removed_through"]
     assert fit_search(body, 10**6) == body
 
 
@@ -235,7 +283,7 @@ def test_a_last_message_that_is_cut_inside_promises_no_more_than_there_is(more: 
     body = {"messages": [message(1, "x" * 50_000)], "more": more}
     assert fit_list(body, "messages", 5_000)["more"] is more
     cursor = "1" if more else None
-    found = {"messages": [message(1, "x" * 50_000)], "engine": "redis", "cursor": cursor}
+    found = {"messages": [message(1, "x" * 50_000)], "cursor": cursor, "gaps": []}
     assert fit_search(found, 5_000)["cursor"] == cursor
 
 

@@ -192,7 +192,15 @@ def test_a_message_lives_for_168_hours_and_a_slow_subscriber_sees_the_exact_gap(
     eventually(lambda: _gone(ada, sent[2]), what="the cleanup")
     page = ada.call("history", channel="general", after=0)
     assert [message["sequence"] for message in page["messages"]] == [young]
-    assert page["gaps"] == [{"from_sequence": 1, "to_sequence": 3, "cause": "age"}]
+    assert page["gaps"] == [
+        {
+            "channel": "general",
+            "from_sequence": 1,
+            "to_sequence": 3,
+            "cause": "age",
+            "oldest_retained": young,
+        }
+    ]
     end(ada)
     slow = bus.attach(conversation="c")
     deliveries = [slow.wait_for("deliver")["delivery"] for _ in range(2)]
