@@ -83,7 +83,7 @@ class Searcher:
         messages, covered = self._fitting(found[:count], ceiling_bytes)
         rest = place._replace(below=found[covered - 1]) if covered < len(found) else None
         gaps = self._gaps(place, rest, search.channel) if begun else []
-        answer = {
+        answer: dict[str, Any] = {
             "messages": [raw(envelope) for envelope in messages],
             "engine": self._engine.name,
             "cursor": str(rest) if rest is not None else None,

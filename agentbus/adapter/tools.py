@@ -159,14 +159,14 @@ _WORDS: dict[str, _Words] = {
         "History",
         "Read past messages of a channel without moving your position, or one message by "
         "message_id (offset continues a truncated one).",
-        {"messages": "array", "message": "object", "more": "boolean"},
+        {"messages": "array", "gaps": "array", "message": "object", "more": "boolean"},
         read_only=True,
     ),
     "search": _Words(
         "Search",
         "Find messages and memories of all channels by words and fields, newest first. Words match "
         'whole; "a phrase"; begin* matches beginnings. cursor continues.',
-        {"messages": "array", "engine": "string"},
+        {"messages": "array", "gaps": "array", "engine": "string"},
         read_only=True,
         meta=_BIG_RESULT,
     ),

@@ -353,7 +353,7 @@ class Stage:
 @contextmanager
 def stage_on(folder: Path, redis: PrivateRedis, **settings: Any) -> Iterator[Stage]:
     """A stage whose Redis may be shared with others, one after the other."""
-    clear(redis.client)
+    clear(redis.client, lambda: None)
     bus = Bus(folder, **settings)
     stage = Stage(bus, redis)
     try:
