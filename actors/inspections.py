@@ -118,9 +118,7 @@ class InspectionDesk:
     def settle(self, inspected: Inspected) -> list[Submit]:
         """Whom the verdict is for; nobody, when they were answered before it came."""
         inspection, inspector = self._running.pop(inspected.ticket)
-        if (
-            inspector is not None and inspector.alive
-        ):  # one that failed has answered with its last breath
+        if inspector is not None and inspector.alive:  # a failed one has used its last breath
             self._idle.append(inspector)
         self._count(inspected.verdict)
         self._start_waiting()
