@@ -1,4 +1,4 @@
-"""Adapters that are killed, stopped or thrown away: what the daemon, and the next one, make of it."""
+"""Adapters that are killed, stopped or thrown away: what the daemon and the next one make of it."""
 
 from __future__ import annotations
 

@@ -16,6 +16,15 @@ from agentbus.protocol.jsonrpc import encode_request
 from agentbus.transport.client import Client
 from tests.bus_fixture import BusSession, ThrowAwayBus
 
+ODD = [
+    "\u202egnp.exe",
+    "\u0627\u0644\u0642\u0646\u0627\u0629",
+    "gene\u200bral",
+    "\ufeffgeneral",
+    "%s'; --",
+]
+"""Right to left, by order and by nature; of no width, within and before; and what a shell reads."""
+
 NFC, NFD = "caf\u00e9", "cafe\u0301"
 
 
@@ -77,6 +86,7 @@ def wire(bus: ThrowAwayBus) -> Any:
     [
         "",
         "x" * (NAME_BYTES + 1),
+        "x" * 1_000_000,
         "é" * (NAME_BYTES // 2) + "x",
         "a\x00b",
         "a\nb",
@@ -93,7 +103,16 @@ def test_a_bad_channel_name_is_refused(sam: BusSession, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["x", "x" * NAME_BYTES, "é" * (NAME_BYTES // 2), NFC, "../../etc/passwd", "a b", "日本語"],
+    [
+        "x",
+        "x" * NAME_BYTES,
+        "é" * (NAME_BYTES // 2),
+        NFC,
+        "../../etc/passwd",
+        "a b",
+        "日本語",
+        *ODD,
+    ],
 )
 def test_an_odd_but_valid_channel_name_works_everywhere(sam: BusSession, name: str) -> None:
     sam.call("create_channel", name=name)
@@ -335,6 +354,16 @@ def test_hostile_content_stays_content(bus: ThrowAwayBus, sam: BusSession) -> No
     ((_, record),) = ada.wait_for("deliver")["delivery"]["records"]
     assert record["content"] == content
     assert record["sender"]["agent"] == "Sam"
+
+
+def test_names_that_look_alike_are_names_of_their_own(sam: BusSession) -> None:
+    for name in ("general\u200b", "gener\u0430l", "General"):
+        assert sam.call("create_channel", name=name)["created"] is True
+    sam.call("send", channel="general\u200b", content="not in general")
+    assert all(
+        message["content"] != "not in general"
+        for message in sam.call("history", channel="general")["messages"]
+    )
 
 
 def test_a_hello_of_another_protocol_is_refused_readably(bus: ThrowAwayBus) -> None:

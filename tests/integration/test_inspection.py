@@ -175,6 +175,61 @@ def test_forty_senders_behind_hanging_runs_leave_reads_and_channels_alone(tmp_pa
         assert not any(map(is_there, hook.pids()))
 
 
+MIXED = """\
+#!/bin/sh
+read -r document
+case $document in
+*'"content":"allow'*) echo '{"decision": "allow"}' ;;
+*'"content":"deny'*) echo '{"decision": "deny", "reason": "no"}' ;;
+*'"content":"garbage'*) echo 'perhaps' ;;
+*'"content":"exit'*) echo '{"decision": "allow"}'; exit 3 ;;
+*) kill -9 $$ ;;
+esac
+"""
+
+
+def test_a_thousand_inspections_at_once_end_each_as_it_should(tmp_path: Path) -> None:
+    program = tmp_path / "mixed"
+    program.write_text(MIXED)
+    program.chmod(0o700)
+    kinds = ("allow", "deny", "garbage", "exit", "killed")
+    refused = {
+        "deny": "inspection_rejected",
+        **dict.fromkeys(("garbage", "exit", "killed"), "inspection_unavailable"),
+    }
+    contents = [f"{kinds[number % 5]} {number}" for number in range(25)]
+    with (
+        ThrowAwayBus(inspection_command=[str(program)], send_messages_per_second=10_000) as bus,
+        bus.client() as client,
+    ):
+        senders = [Pipeline(bus.attach(f"S{n}"), *contents) for n in range(40)]
+        with ThreadPoolExecutor(40) as threads:
+            answers = [threads.submit(sender.answers) for sender in senders]
+            while not all(answer.done() for answer in answers):
+                began_s = time.monotonic()
+                client.request("heartbeat", {}, UNAFFECTED_S)
+                assert time.monotonic() - began_s < UNAFFECTED_S
+                time.sleep(0.05)
+        for outcomes in (dict(answer.result()) for answer in answers):
+            assert [
+                refused.get(content.split()[0], outcomes[number])
+                for number, content in enumerate(contents)
+            ] == list(outcomes.values())
+            allowed = [outcomes[number] for number in range(0, 25, 5)]
+            assert allowed == sorted(allowed), "not in the order of their sender"
+        counters = client.request("status", {}, 10.0)["inspection"]
+        assert (counters["allowed"], counters["denied"], counters["failed"]) == (200, 200, 600)
+        assert (counters["running"], counters["waiting"]) == (0, 0)
+        assert bus.daemon is not None
+        tasks = Path(f"/proc/{bus.daemon.pid}/task")
+        children = [
+            pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()
+        ]
+        assert children == [str(bus.redis_pid())], "something of the runs is left"
+        for sender in senders:
+            sender.close()
+
+
 def test_a_command_that_vanished_answers_until_it_is_back(tmp_path: Path) -> None:
     with inspected_bus(tmp_path) as (bus, hook):
         sam = bus.attach("Sam")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +136,29 @@ def test_two_environments_of_one_user_meet_on_one_daemon(short_folder: Path) -> 
         assert len(pids) == 1
     finally:
         stop_daemon(runtime_directory(bare, os.getuid()))
+
+
+def test_a_home_whose_path_is_too_long_for_a_socket_has_one_daemon_too(short_folder: Path) -> None:
+    home = short_folder / ("h" * 100) / "home"
+    home.mkdir(parents=True)
+    config = home / "config.json"
+    config.write_text('{"data_directory": "data"}')
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    paths = runtime_directory(environment, os.getuid())
+    assert paths.directory.parent == Path("/tmp")
+    try:
+        for _ in range(2):
+            found = subprocess.run(
+                [sys.executable, "-c", _ENSURE, str(config)],
+                env=environment,
+                cwd=short_folder,
+                capture_output=True,
+                text=True,
+                timeout=40,
+            )
+            assert found.returncode == 0, found.stderr
+        assert paths.socket.exists()
+        assert stat.S_IMODE(paths.directory.stat().st_mode) == 0o700
+    finally:
+        stop_daemon(paths)
+        shutil.rmtree(paths.directory)

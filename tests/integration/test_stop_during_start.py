@@ -1,5 +1,4 @@
-"""A stop that comes at any moment of a start: the end is in order, and the next start is a whole one.
-"""
+"""A stop that comes at any moment of a start leaves nothing behind, and the next start is whole."""
 
 from __future__ import annotations
 
