@@ -111,16 +111,19 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
     signals = _catch_signals()
     system.start()
     _end_at_signal(signals, system)
-    if not foreground:
-        _let_go_of_stderr()
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
+    explains = not foreground
     while not system.wait(SIGNAL_LOOK_SECONDS):
-        pass
+        if explains and system.redis_started:
+            _let_go_of_stderr()
+            explains = False
     clean = system.stop()
     if not clean:
         _log.error("something was still busy after the grace; ending without it")
         logging.shutdown()
         os._exit(EXIT_FAILURE)  # a thread that hangs would keep the process alive
+    if system.refusal is not None:
+        raise system.refusal
     if system.failure is not None:
         _log.error("daemon ends: %s", system.failure)
         return EXIT_FAILURE

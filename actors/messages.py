@@ -40,6 +40,7 @@ from agentbus.store.changes import (
     SubscriptionExpired,
     SubscriptionOpened,
 )
+from agentbus.store.connection import DatabaseUnusable
 
 Readiness: TypeAlias = Literal["starting", "recovering", "ready", "stopping"]
 
@@ -251,14 +252,22 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class SearchWith:
-    """The search engine of this run; comes before the first fence."""
+    """The search engine of this run; comes before the first fence.
+
+    `supervisor` hears how the making of its index advances, if it is to be made.
+    """
 
     engine: EngineName
+    supervisor: Address[SupervisorMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class FillTextIndex:
-    """Make the next slice of the index that this run searches with."""
+    """Make the next slice of the index that this run searches with; `done` of `total` rows are."""
+
+    supervisor: Address[SupervisorMessage]
+    done: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +313,11 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class StartRedis:
+    """Have a Redis running; once, before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
 class CatchUp:
     """Bring Redis to exactly `through`: by replay where possible, else by a rebuild.
 
@@ -320,7 +334,7 @@ class CheckRedis:
     """Find out whether Redis still answers: on a period, and when a reader had trouble."""
 
 
-ProjectorMessage: TypeAlias = Committed | CatchUp | CheckRedis
+ProjectorMessage: TypeAlias = StartRedis | Committed | CatchUp | CheckRedis
 
 
 # --- Channel ---
@@ -478,10 +492,38 @@ class ProjectionLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RedisStarted:
+    """Redis serves, and this is what the daemon searches with from now on."""
+
+    search_engine: EngineName
+
+
+@dataclass(frozen=True, slots=True)
+class RedisRefused:
+    """No Redis can be had until a person changes something; the daemon ends and says so."""
+
+    error: BusError | DatabaseUnusable
+
+
+Work: TypeAlias = Literal[
+    "starting Redis",
+    "making the text index",
+    "clearing Redis",
+    "replaying what Redis misses",
+    "filling Redis",
+    "waiting to try again",
+]
+"""What a bus that is not ready is busy with, in the words of its status."""
+
+
+@dataclass(frozen=True, slots=True)
 class CatchUpProgressed:
+    """How far the work has come; `total` is 0 where it cannot be counted."""
+
     epoch: RecoveryEpoch
-    done: int
-    total: int
+    work: Work
+    done: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +564,8 @@ class StopAsked:
 
 SupervisorMessage: TypeAlias = (
     Crashed
+    | RedisStarted
+    | RedisRefused
     | ProjectionLost
     | CatchUpProgressed
     | CaughtUp

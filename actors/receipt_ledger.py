@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from actors.base import Address, BusActor
 from actors.inspections import InspectionDesk, refusal
 from actors.messages import (
     CatchUp,
+    CatchUpProgressed,
     Committed,
     Fence,
     FillTextIndex,
@@ -32,7 +34,6 @@ from agentbus.errors import BusError, OverloadedError, UnavailableError, Unknown
 from agentbus.ids import RecoveryEpoch
 from agentbus.inspection import Allowed
 from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS, MIB
-from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
     Change,
     Done,
@@ -128,8 +129,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 self._raise_fence(message)
             case Unfence():
                 self._lower_fence(message)
-            case SearchWith(engine):
-                self._search_with(engine)
+            case SearchWith():
+                self._search_with(message)
             case FillTextIndex():
                 self._fill_text_index(message)
             case ProjectionAdvanced(epoch, size_bytes):
@@ -207,14 +208,15 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         if self._fence is not None and self._fence.epoch <= unfence.epoch:
             self._fence = None
 
-    def _search_with(self, engine: EngineName) -> None:
+    def _search_with(self, order: SearchWith) -> None:
         assert self._store is not None
-        if engine != "sqlite":
+        if order.engine != "sqlite":
             self._store.text_index.abandon()
         elif self._store.text_index.begin():
             _log.info("making the text index")
             self._filling = True
-            self.address.tell(FillTextIndex())
+            rows = self._store.text_index.rows_to_index()
+            self.address.tell(FillTextIndex(order.supervisor, 0, rows))
 
     def _fill_text_index(self, again: FillTextIndex) -> None:
         """A slice at a time, so that a stop is not kept waiting."""
@@ -222,7 +224,11 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         more = self._store.text_index.fill(INDEX_ROWS)
         self._store.attend_to_log()
         if more:
-            self.address.tell(again)
+            done = min(again.done + INDEX_ROWS, again.total)
+            again.supervisor.tell(
+                CatchUpProgressed(self._epoch, "making the text index", done, again.total)
+            )
+            self.address.tell(replace(again, done=done))
             return
         self._filling = False
         if self._fence is not None and self._fence.epoch > NO_EPOCH:

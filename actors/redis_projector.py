@@ -31,7 +31,11 @@ from actors.messages import (
     ProjectionAdvanced,
     ProjectionLost,
     ProjectorMessage,
+    RedisRefused,
+    RedisStarted,
+    StartRedis,
     SupervisorMessage,
+    Work,
 )
 from actors.projections import (
     ContentFact,
@@ -62,6 +66,8 @@ from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
 from agentbus.rules.query import EngineName
 from agentbus.store.changes import Fact, MessageAppended, MessagesRemoved
+from agentbus.store.connection import DatabaseUnusable
+from agentbus.store.fts import require_fts5
 from agentbus.store.reader import Reader
 
 _log = logging.getLogger(__name__)
@@ -117,6 +123,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._info: RedisInfo
         self._search_engine: EngineName
         self._client: Client
+        self._connected = False  # until Redis has started
         self._writer: StreamWriter
         self._lost = True  # until the first CatchUp
         self._pending: list[Fact] = []
@@ -131,19 +138,18 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     def on_start(self) -> None:
         self._store = self._open_store()
         self._bus_id = self._store.bus_id()
-        self._info = self._server.start(self._bus_id)
-        self._search_engine = "redis" if self._info.search else "sqlite"
-        self._connect()
 
     def on_stop(self) -> None:
-        with closing(self._store), closing(self._client):
+        with closing(self._store):
+            if self._connected:
+                self._client.close()
             # What is not projected yet is in SQLite. Redis keeps nothing that an orderly end would
             # save, and one that hangs would not hear of it.
             self._server.stop(grace_s=0)
 
     @property
     def search_engine(self) -> EngineName:
-        """What this run of the daemon searches with. Any thread may ask, once the actor runs."""
+        """What this run of the daemon searches with. Any thread may ask, once Redis has started."""
         return self._search_engine
 
     def projector_statistics(self) -> ProjectorStatistics:
@@ -162,6 +168,8 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
 
     def _take(self, message: ProjectorMessage) -> None:
         match message:
+            case StartRedis():
+                self._start_redis()
             case Committed(facts, _, size_bytes):
                 if not self._lost:
                     self._pending.extend(facts)
@@ -174,6 +182,23 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 assert_never(message)
         if self.mailbox_is_empty() or len(self._pending) >= PIPELINE_ENTRIES:
             self._project()
+
+    def _start_redis(self) -> None:
+        try:
+            self._info = self._server.start(self._bus_id, self._go_on)
+            self._search_engine = "redis" if self._info.search else "sqlite"
+            if self._search_engine == "sqlite":
+                require_fts5()
+            self._connect()
+        except _StopWaits:
+            _log.info("stopped while Redis started")
+        except (ProjectionError, DatabaseUnusable) as error:
+            self._supervisor.tell(RedisRefused(error))
+        except Exception as error:
+            _log.error("Redis could not be started: %s", describe_failure(error))
+            self._supervisor.tell(Crashed(self.name, error))
+        else:
+            self._supervisor.tell(RedisStarted(self._search_engine))
 
     # --- projecting ---
 
@@ -243,7 +268,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._pending, self._pending_bytes = [], 0
         self._ledger, self._epoch, self._untold_bytes = order.ledger, order.epoch, 0
         try:
-            self._make_usable()
+            self._make_usable(order)
             self._fill_whatever_it_takes(order)
         except ProjectionError as error:
             self._supervisor.tell(CatchUpFailed(order.epoch, error.message))
@@ -260,29 +285,32 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._recoveries += 1
         self._supervisor.tell(CaughtUp(order.epoch, asdict(self._info)))
 
-    def _make_usable(self) -> None:
+    def _make_usable(self, order: CatchUp) -> None:
         """A living, answering instance and a fresh connection to it; restarts it otherwise."""
         if self._server.alive():
             try:
                 self._server.ping()
             except ProjectionError:
-                self._restart()
+                self._restart(order)
         else:
-            self._restart()
-        self._client.close()
+            self._restart(order)
         self._connect()
 
-    def _restart(self) -> None:
+    def _restart(self, order: CatchUp) -> None:
+        self._supervisor.tell(CatchUpProgressed(order.epoch, "starting Redis"))
         self._info = self._server.restart(self._bus_id, self._go_on)
         if self._search_engine == "redis" and not self._info.search:
             # SQLite has no index of this run. The daemon ends, and the next one makes it.
             lost = RedisUnusableError(
                 f"Redis came back without search: {self._info.search_missing}"
             )
-            self._supervisor.tell(Crashed(type(self).__name__, lost))
+            self._supervisor.tell(Crashed(self.name, lost))
             raise lost
 
     def _connect(self) -> None:
+        if self._connected:
+            self._client.close()
+        self._connected = True
         self._client = self._server.connect()
         self._writer = StreamWriter(self._client, search=self._info.search)
 
@@ -305,6 +333,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         )
         if isinstance(need, Rebuild):
             _log.info("rebuilding the projection: %s", need.reason)
+            self._supervisor.tell(CatchUpProgressed(order.epoch, "clearing Redis"))
             clear(self._client, self._go_on)
         if self._info.search:
             ensure_index(self._client)
@@ -320,7 +349,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                     order.through,
                     removed,
                     order.through - after,
-                    self._progress(order),
+                    self._progress(order, "replaying what Redis misses"),
                 )
             case Rebuild():
                 rebuild(
@@ -333,7 +362,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                     order.through,
                     removed,
                     store.counts()["messages"],
-                    self._progress(order),
+                    self._progress(order, "filling Redis"),
                 )
             case _:
                 assert_never(need)
@@ -344,7 +373,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         if self.stop_waits():
             raise _StopWaits
 
-    def _progress(self, order: CatchUp) -> Callable[[int, int], None]:
+    def _progress(self, order: CatchUp, work: Work) -> Callable[[int, int], None]:
         told_s = 0.0
 
         def progress(done: int, total: int) -> None:
@@ -353,7 +382,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             now_s = time.monotonic()
             if now_s - told_s >= PROGRESS_EVERY_S:
                 told_s = now_s
-                self._supervisor.tell(CatchUpProgressed(order.epoch, done, total))
+                self._supervisor.tell(CatchUpProgressed(order.epoch, work, done, total))
 
         return progress
 

@@ -23,19 +23,28 @@ from actors.messages import (
     HealthAsked,
     LedgerMessage,
     ProjectionLost,
+    ProjectorMessage,
     Readiness,
     ReadinessChanged,
+    RedisRefused,
+    RedisStarted,
     RegistrarMessage,
     RetryCatchUp,
+    SearchWith,
+    StartRedis,
     StopAsked,
     SupervisorMessage,
     Unfence,
+    Work,
 )
 from actors.pool import PooledActor
 from actors.timer import Timer
 from agentbus.clock import Clock
 from agentbus.envelope import rfc3339
+from agentbus.errors import BusError
 from agentbus.ids import RecoveryEpoch
+from agentbus.rules.query import EngineName
+from agentbus.store.connection import DatabaseUnusable
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +52,9 @@ RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Between attempts to catch up; the last one repeats."""
 
 RETRY_AFTER_MS = 200
-"""What callers are told while the bus is not ready: a recovery takes a second or so."""
+RETRY_AFTER_MAX_MS = 5000
+"""What callers are told while the bus is not ready: a recovery takes a second or so. Where it will
+take longer they hear so, but come back often enough to hear of its end by themselves."""
 
 ERRORS_KEPT = 20
 NO_EPOCH = RecoveryEpoch(0)
@@ -56,6 +67,7 @@ class Outlets:
     announce: Callable[[ReadinessChanged], None]
     stop: Callable[[StopAsked], None]
     give_up: Callable[[str], None]
+    refuse: Callable[[BusError | DatabaseUnusable], None]
 
 
 @dataclass(slots=True)
@@ -63,6 +75,7 @@ class Wiring:
     """Filled in by system.py before the start: the supervisor and its actors know each other."""
 
     ledger: Address[LedgerMessage] | None = None
+    projector: Address[ProjectorMessage] | None = None
     registrar: Address[RegistrarMessage] | None = None
     cleanup: Address[CleanupMessage] | None = None
     outlets: Outlets | None = None
@@ -72,7 +85,9 @@ class Wiring:
 class _Health:
     state: Readiness = "starting"
     epoch: RecoveryEpoch = NO_EPOCH
+    work: Work | None = None
     progress: tuple[int, int] | None = None
+    retry_after_ms: int = RETRY_AFTER_MS
     redis: dict[str, Any] | None = None
     errors: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
 
@@ -98,17 +113,25 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
         self._clock = clock
         self._health = _Health()
         self._failures = 0  # of catching up, in a row
+        self._work_since_s = 0.0
 
     def on_start(self) -> None:
-        self._begin_epoch("starting")
+        self._health.work = "starting Redis"
+        assert self._wiring.projector is not None
+        self._wiring.projector.tell(StartRedis())
 
     def receive(self, message: SupervisorMessage) -> None:
         match message:
             case ProjectionLost(reason):
                 self._projection_lost(reason)
-            case CatchUpProgressed(epoch, done, total):
-                if epoch == self._health.epoch:
-                    self._health.progress = (done, total)
+            case RedisStarted(engine):
+                self._redis_started(engine)
+            case RedisRefused(error):
+                assert self._wiring.outlets is not None
+                self._wiring.outlets.refuse(error)
+            case CatchUpProgressed():
+                if message.epoch == self._health.epoch and self._is_recovering():
+                    self._progressed(message)
             case CaughtUp():
                 self._caught_up(message)
             case CatchUpFailed(epoch, reason):
@@ -125,6 +148,12 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
             case _:
                 assert_never(message)
 
+    def _redis_started(self, engine: EngineName) -> None:
+        if self._health.state == "starting":
+            assert self._wiring.ledger is not None
+            self._wiring.ledger.tell(SearchWith(engine, self.address))
+            self._begin_epoch("starting")
+
     def _projection_lost(self, reason: str) -> None:
         self._note(f"projection lost: {reason}")
         if self._health.state == "ready":
@@ -133,7 +162,8 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
     def _begin_epoch(self, state: Readiness) -> None:
         """Raise the fence; it makes the ledger ask the projector to catch up."""
         self._health.epoch = RecoveryEpoch(self._health.epoch + 1)
-        self._health.progress = None
+        self._health.work, self._health.progress = None, None
+        self._health.retry_after_ms = RETRY_AFTER_MS
         self._enter(state)
         assert self._wiring.ledger is not None
         self._wiring.ledger.tell(Fence(self._health.epoch, RETRY_AFTER_MS))
@@ -142,18 +172,41 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
         if message.epoch != self._health.epoch or not self._is_recovering():
             return
         self._failures = 0
-        self._health.progress = None
+        self._health.work, self._health.progress = None, None
+        self._health.retry_after_ms = RETRY_AFTER_MS
         self._health.redis = message.redis
         assert self._wiring.ledger is not None
         self._wiring.ledger.tell(Unfence(message.epoch))
         self._enter("ready")
 
+    def _progressed(self, message: CatchUpProgressed) -> None:
+        health = self._health
+        if message.work != health.work:
+            health.work = message.work
+            self._work_since_s = self._clock.monotonic_s()
+        health.progress = (message.done, message.total) if message.total else None
+        if message.done:
+            so_far_s = self._clock.monotonic_s() - self._work_since_s
+            self._hint(so_far_s * (message.total - message.done) / message.done)
+
+    def _hint(self, left_s: float) -> None:
+        """Let callers know how long it will take, as far as that is news."""
+        health = self._health
+        hint_ms = min(max(RETRY_AFTER_MS, round(left_s * 1000)), RETRY_AFTER_MAX_MS)
+        if health.retry_after_ms / 2 < hint_ms < health.retry_after_ms * 2:
+            return
+        health.retry_after_ms = hint_ms
+        if self._wiring.registrar is not None:
+            self._wiring.registrar.tell(ReadinessChanged(health.state, health.epoch, hint_ms))
+
     def _catch_up_failed(self, epoch: RecoveryEpoch, reason: str) -> None:
-        if epoch != self._health.epoch:
+        if epoch != self._health.epoch or not self._is_recovering():
             return
         self._note(f"recovery failed: {reason}")
+        self._health.work, self._health.progress = "waiting to try again", None
         pause_s = RETRY_PAUSES_S[min(self._failures, len(RETRY_PAUSES_S) - 1)]
         self._failures += 1
+        self._hint(pause_s)
         self._timer.deliver_after(pause_s, self.address, RetryCatchUp(epoch))
 
     def _actor_crashed(self, actor: str, error: BaseException) -> None:
@@ -176,7 +229,7 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
     def _enter(self, state: Readiness) -> None:
         self._health.state = state
         _log.info("bus is %s, epoch %d", state, self._health.epoch)
-        change = ReadinessChanged(state, self._health.epoch, RETRY_AFTER_MS)
+        change = ReadinessChanged(state, self._health.epoch, self._health.retry_after_ms)
         for address in (self._wiring.registrar, self._wiring.cleanup):
             if address is not None:
                 address.tell(change)
@@ -197,6 +250,7 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
             {
                 "state": health.state,
                 "epoch": health.epoch,
+                "work": health.work,
                 "progress": None
                 if progress is None
                 else {"done": progress[0], "total": progress[1]},

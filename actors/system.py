@@ -28,7 +28,7 @@ from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
 from actors.inspections import InspectionDesk, InspectionStatistics
-from actors.messages import CheckRedis, Crashed, Detached, SearchWith, StopAsked
+from actors.messages import CheckRedis, Crashed, Detached, ReadinessChanged, StopAsked
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.redis_projector import RedisProjectorActor
@@ -40,6 +40,7 @@ from actors.timer import Timer
 from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
+from agentbus.errors import BusError
 from agentbus.ids import BusId
 from agentbus.inspection import find_command
 from agentbus.limits import MIB, SHUTDOWN_GRACE_SECONDS
@@ -49,7 +50,8 @@ from agentbus.projection.searching import RedisSearch
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamReader
 from agentbus.rules.query import SearchEngine
-from agentbus.store.fts import TextSearch, require_fts5
+from agentbus.store.connection import DatabaseUnusable
+from agentbus.store.fts import TextSearch
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.reader import Reader
 from agentbus.store.reset import reset_database
@@ -60,9 +62,6 @@ _log = logging.getLogger(__name__)
 
 REDIS_CHECK_SECONDS = 5.0
 """How often an idle projection is asked whether it lives; a busy one notices by itself."""
-
-REDIS_START_SECONDS = 60.0
-"""Several candidates may be tried in turn, each with a time limit of its own."""
 
 
 def database_path(config: Config) -> Path:
@@ -81,7 +80,9 @@ class System:
         self._lock = lock
         self._clock = clock or machine_clock()
         self._ended = threading.Event()
+        self._redis_started = threading.Event()
         self._failure: str | None = None
+        self._refusal: BusError | DatabaseUnusable | None = None
         self._stops: list[StopAsked] = []
         self._routes = Routes()
         self._timer: Timer | None = None
@@ -95,7 +96,10 @@ class System:
         self._pooled: list[Address[Any]] = []
 
     def start(self) -> None:
-        """Raises what kept an actor from starting; then nothing is left running."""
+        """Raises what kept an actor from starting; then nothing is left running.
+
+        Redis starts afterwards. Without one the bus ends with a `refusal`.
+        """
         try:
             self._start()
         except BaseException:
@@ -124,17 +128,13 @@ class System:
         )
         # The ledger first: it makes the database that the others read.
         ledger = self._begin(ledger_actor, self._flow)
-        projector = self._begin(projector_actor, self._flow, within_s=REDIS_START_SECONDS)
+        projector = self._begin(projector_actor, self._flow)
         self._projector = projector
-        engine = projector_actor.search_engine
-        if engine == "sqlite":
-            require_fts5()
-        ledger.tell(SearchWith(engine))
         search_turn = threading.Lock()
         bus_id = self._read_bus_id()
 
         def open_search() -> SearchEngine:
-            if engine == "redis":
+            if projector_actor.search_engine == "redis":
                 return RedisSearch(connect(self._paths.redis_socket), search_turn)
             return TextSearch(database_path(config))
 
@@ -185,14 +185,18 @@ class System:
             clock=clock,
             on_failure=lambda error: self._give_up(f"transport failed: {type(error).__name__}"),
         )
-        wiring.ledger, wiring.registrar, wiring.cleanup = ledger, registrar, cleanup
-        wiring.outlets = Outlets(
-            announce=lambda change: listener.broadcast(door.set_readiness(change)),
-            stop=self._stop_asked,
-            give_up=self._give_up,
-        )
+        wiring.ledger, wiring.projector = ledger, projector
+        wiring.registrar, wiring.cleanup = registrar, cleanup
+
+        def announce(change: ReadinessChanged) -> None:
+            if change.epoch:
+                self._redis_started.set()
+            listener.broadcast(door.set_readiness(change))
+
+        wiring.outlets = Outlets(announce, self._stop_asked, self._give_up, self._refuse)
         timer.deliver_every(REDIS_CHECK_SECONDS, projector, CheckRedis())
         listener.start()
+        # Last: from here on Redis starts, and whoever asks is told so.
         self._begin_pooled(dispatcher, supervisor)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -207,6 +211,16 @@ class System:
     def failure(self) -> str | None:
         """Why the bus had to end by itself, if it did."""
         return self._failure
+
+    @property
+    def redis_started(self) -> bool:
+        """Whether the start can no longer be refused."""
+        return self._redis_started.is_set()
+
+    @property
+    def refusal(self) -> BusError | DatabaseUnusable | None:
+        """What a person has to change before the bus can start; then it is a failure too."""
+        return self._refusal
 
     # --- building ---
 
@@ -265,6 +279,10 @@ class System:
     def _give_up(self, reason: str) -> None:
         self._failure = reason
         self._ended.set()
+
+    def _refuse(self, error: BusError | DatabaseUnusable) -> None:
+        self._refusal = error
+        self._give_up(str(error))
 
     # --- the end ---
 

@@ -107,7 +107,10 @@ def _wait(paths: RuntimePaths, start: _Start, give_up_s: float, deadline_s: floa
 
 
 def _connect(paths: RuntimePaths, give_up_s: float) -> Client | None:
-    """A client whose heartbeat was answered; None when nobody is there (yet, or any more)."""
+    """A client of a daemon that has a Redis; None when nobody is there (yet, or any more).
+
+    Until it has one, its start may still be refused, and its last words are what is waited for.
+    """
     left_s = max(0.05, give_up_s - time.monotonic())
     try:
         connected = connect_socket(paths.socket, min(left_s, CONNECT_S))
@@ -115,8 +118,11 @@ def _connect(paths: RuntimePaths, give_up_s: float) -> Client | None:
         return None
     client = Client(connected)
     try:
-        client.request("heartbeat", {}, left_s)
+        answer = client.request("heartbeat", {}, left_s)
     except BusError:
+        client.close()
+        return None
+    if answer.get("state") == "starting" and answer.get("epoch") == 0:
         client.close()
         return None
     return client

@@ -72,6 +72,7 @@ _FILL = (
     "WHERE sequence > ? AND sequence <= ? AND tombstoned_at_us IS NULL ORDER BY sequence"
 )
 _SLICE_END = "SELECT MAX(sequence) FROM (SELECT sequence FROM messages WHERE sequence > ? LIMIT ?)"
+_ROWS = "SELECT COUNT(*) FROM messages"
 _VERSION = text(Meta.select(Meta.value).where(Meta.key == PLACE))
 _SET_VERSION = insert_text(Meta, replace=True)
 _FORGET_VERSION = text(Meta.delete().where(Meta.key == PLACE))
@@ -136,6 +137,10 @@ class TextIndex:
             self._connection.execute(DROP_TEXT_INDEX)
             self._connection.execute(_CREATE)
         return True
+
+    def rows_to_index(self) -> int:
+        """How many messages and revisions there are for `fill`, for who watches it."""
+        return int(self._connection.execute(_ROWS).fetchone()[0])
 
     def fill(self, max_rows: int) -> bool:
         """Index the next messages; True while there are more. Nothing else may change meanwhile."""

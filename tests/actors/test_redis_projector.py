@@ -26,6 +26,9 @@ from actors.messages import (
     Committed,
     ProjectionAdvanced,
     ProjectionLost,
+    RedisRefused,
+    RedisStarted,
+    StartRedis,
     Wake,
     Watch,
 )
@@ -67,7 +70,9 @@ class Projection:
             self.server, self.bus.reader, self.channels, self.supervisor.address
         )
         self.epoch = 0
-        self.address = start_actor(self.actor, within_s=20)
+        self.address = start_actor(self.actor)
+        self.address.tell(StartRedis())
+        self.supervisor.expect(RedisStarted, within=20)
         self.channels.address(GENERAL).tell(Watch(self.watcher.address, Sequence(0)))
 
     def order(self) -> RecoveryEpoch:
@@ -268,8 +273,9 @@ def test_a_marker_of_another_bus_in_our_own_instance_is_cleared_and_rebuilt(
 def test_a_rebuild_tells_its_progress(projection: Projection) -> None:
     projection.bus.store.apply([projection.sam.send(f"m{number}") for number in range(1500)])
     projection.catch_up()
+    assert projection.supervisor.expect(CatchUpProgressed).work == "clearing Redis"
     progressed = projection.supervisor.expect(CatchUpProgressed)
-    assert progressed.total == 1500
+    assert (progressed.work, progressed.total) == ("filling Redis", 1500)
     assert len(projection.stream()) == 1500
 
 
@@ -282,12 +288,16 @@ def test_a_foreign_instance_on_the_path_refuses_the_start_and_is_left_alone(
         bus = Bus(tmp_path)
         dispatcher = Dispatcher(threads=1)
         channels = ChannelDirectory(dispatcher, lambda name, error: None)
-        with Probe() as supervisor, pytest.raises(RedisUnusableError, match="this bus"):
-            start_actor(
-                RedisProjectorActor(
-                    RedisServer(foreign.settings), bus.reader, channels, supervisor.address
-                )
+        with Probe() as supervisor:
+            server = RedisServer(foreign.settings)
+            projector = start_actor(
+                RedisProjectorActor(server, bus.reader, channels, supervisor.address)
             )
+            projector.tell(StartRedis())
+            refused = supervisor.expect(RedisRefused, within=20).error
+            assert isinstance(refused, RedisUnusableError)
+            assert "this bus" in str(refused)
+            assert stop_actor(projector, 5.0)
         dispatcher.stop(5.0)
         bus.close()
         assert foreign.client.hgetall("theirs") == {b"kept": b"1"}

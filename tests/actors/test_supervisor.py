@@ -17,14 +17,26 @@ from actors.messages import (
     HealthAsked,
     ProjectionLost,
     ReadinessChanged,
+    RedisRefused,
+    RedisStarted,
+    SearchWith,
+    StartRedis,
     StopAsked,
     SupervisorMessage,
     Unfence,
 )
 from actors.pool import Dispatcher
-from actors.supervisor import RETRY_PAUSES_S, Outlets, SupervisorActor, Wiring
+from actors.supervisor import (
+    RETRY_AFTER_MAX_MS,
+    RETRY_AFTER_MS,
+    RETRY_PAUSES_S,
+    Outlets,
+    SupervisorActor,
+    Wiring,
+)
 from actors.timer import Timer
 from agentbus.ids import RecoveryEpoch
+from agentbus.projection.errors import RedisUnusableError
 from tests.clock import FakeClock
 from tests.eventually import eventually
 from tests.probe import Probe, settle
@@ -42,13 +54,21 @@ class Office:
         self.timer = Timer(self.clock)
         self.dispatcher = Dispatcher(threads=1)
         self.ledger, self.registrar, self.cleanup = Probe(), Probe(), Probe()
+        self.projector = Probe()
         self.announced: list[tuple[str, int]] = []
         self.stops: list[StopAsked] = []
         self.gave_up: list[str] = []
-        outlets = Outlets(self._announce, self.stops.append, self.gave_up.append)
-        wiring = Wiring(self.ledger.address, self.registrar.address, self.cleanup.address, outlets)
+        self.refused: list[Exception] = []
+        wiring = Wiring(
+            self.ledger.address,
+            self.projector.address,
+            self.registrar.address,
+            self.cleanup.address,
+            Outlets(self._announce, self.stops.append, self.gave_up.append, self.refused.append),
+        )
         actor = SupervisorActor(wiring, self.timer, self.clock)
         self.address = self.dispatcher.start(actor)
+        self.projector.expect(StartRedis)
 
     def _announce(self, change: ReadinessChanged) -> None:
         self.announced.append((change.state, change.epoch))
@@ -77,15 +97,45 @@ class Office:
     def close(self) -> None:
         self.dispatcher.stop(5.0)
         self.timer.stop()
-        for probe in (self.ledger, self.registrar, self.cleanup):
+        for probe in (self.ledger, self.projector, self.registrar, self.cleanup):
             probe.stop()
 
 
 @pytest.fixture
-def office() -> Iterator[Office]:
+def early() -> Iterator[Office]:
+    """Redis has not started yet."""
     office = Office()
     yield office
     office.close()
+
+
+@pytest.fixture
+def office(early: Office) -> Office:
+    early.tell(RedisStarted("redis"))
+    return early
+
+
+def test_until_redis_has_started_it_says_so_and_counts_no_epoch(early: Office) -> None:
+    assert early.state() == ("starting", 0)
+    assert early.health()["work"] == "starting Redis"
+    assert early.ledger.received() == []
+    early.tell(RedisStarted("sqlite"))
+    assert early.state() == ("starting", 1)
+    search_with, fence = early.ledger.received()
+    assert search_with == SearchWith("sqlite", early.address)
+    assert isinstance(fence, Fence)
+
+
+def test_a_redis_that_cannot_be_had_refuses_the_start(early: Office) -> None:
+    error = RedisUnusableError("install one")
+    early.tell(RedisRefused(error))
+    assert early.refused == [error]
+
+
+def test_a_stop_while_redis_starts_is_not_undone_by_its_start(early: Office) -> None:
+    early.tell(StopAsked(FutureReply()), RedisStarted("redis"))
+    assert early.state() == ("stopping", 0)
+    assert early.ledger.received() == []
 
 
 def test_it_starts_fenced_in_epoch_one(office: Office) -> None:
@@ -96,7 +146,7 @@ def test_it_starts_fenced_in_epoch_one(office: Office) -> None:
 def test_ready_is_announced_after_the_ledger_was_told_to_accept(office: Office) -> None:
     office.ready()
     kinds = [type(message) for message in office.ledger.received()]
-    assert kinds == [Fence, Unfence]
+    assert kinds == [SearchWith, Fence, Unfence]
     assert office.announced == [("starting", 1), ("ready", 1)]
     for probe in (office.registrar, office.cleanup):
         states = [m.state for m in probe.received() if isinstance(m, ReadinessChanged)]
@@ -128,7 +178,7 @@ def test_a_loss_during_recovery_begins_no_second_one(office: Office) -> None:
 def test_answers_of_an_older_epoch_are_ignored(office: Office) -> None:
     office.ready()
     office.tell(ProjectionLost("a"), CaughtUp(epoch(1)), CatchUpFailed(epoch(1), "old"))
-    office.tell(CatchUpProgressed(epoch(1), 5, 10))
+    office.tell(CatchUpProgressed(epoch(1), "filling Redis", 5, 10))
     assert office.state() == ("recovering", 2)
     assert office.health()["progress"] is None
     office.clock.advance(60)
@@ -136,16 +186,39 @@ def test_answers_of_an_older_epoch_are_ignored(office: Office) -> None:
 
 
 def test_progress_is_shown_while_it_lasts(office: Office) -> None:
-    office.tell(CatchUpProgressed(epoch(1), 5, 10))
+    office.tell(CatchUpProgressed(epoch(1), "clearing Redis"))
+    assert office.health()["work"] == "clearing Redis"
+    assert office.health()["progress"] is None
+    office.tell(CatchUpProgressed(epoch(1), "filling Redis", 5, 10))
+    assert office.health()["work"] == "filling Redis"
     assert office.health()["progress"] == {"done": 5, "total": 10}
     office.ready()
+    assert office.health()["work"] is None
     assert office.health()["progress"] is None
+
+
+def hints(office: Office) -> list[int]:
+    office.health()
+    received = office.registrar.received()
+    return [m.retry_after_ms for m in received if isinstance(m, ReadinessChanged)]
+
+
+def test_the_longer_it_will_take_the_later_callers_are_asked_to_come_back(office: Office) -> None:
+    for done in (0, 1000, 2000, 90_000, 99_000):
+        office.tell(CatchUpProgressed(epoch(1), "filling Redis", done, 100_000))
+        office.clock.advance(1.0)
+    assert hints(office) == [RETRY_AFTER_MS, RETRY_AFTER_MAX_MS, 333]
+    office.ready()
+    assert hints(office)[-1] == RETRY_AFTER_MS
+    assert [state for state, _ in office.announced] == ["starting", "ready"]
 
 
 def test_a_failed_recovery_is_tried_again_with_growing_pauses(office: Office) -> None:
     number = 1
     for pause_s in (*RETRY_PAUSES_S, RETRY_PAUSES_S[-1]):
         office.tell(CatchUpFailed(epoch(number), "still dead"))
+        assert office.health()["work"] == "waiting to try again"
+        assert office.health()["errors"][-1]["what"] == "recovery failed: still dead"
         office.clock.advance(pause_s / 2)
         assert office.state()[1] == number
         office.clock.advance(pause_s)

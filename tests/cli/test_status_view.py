@@ -26,6 +26,7 @@ def test_parts_that_could_not_be_had_do_not_hide_the_others(
     status = {
         "state": "recovering",
         "epoch": 3,
+        "work": "filling Redis",
         "progress": {"done": 10, "total": 50},
         "redis": None,
         "store": ERROR,
@@ -35,7 +36,8 @@ def test_parts_that_could_not_be_had_do_not_hide_the_others(
         "notes": ["the configuration file cannot be used"],
     }
     shown = _shown(status, capsys)
-    assert "recovering, 10 of 50 messages (recovery epoch 3)" in shown
+    assert "recovering (recovery epoch 3)" in shown
+    assert "filling Redis, 10 of 50" in shown
     assert "unknown of 1024.0 MiB" in shown
     assert "Sam" in shown
     assert r"projection lost: \x1b[2J" in shown

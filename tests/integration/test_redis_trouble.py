@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from actors.system import database_path
-from agentbus.errors import BusError, RateLimitedError, UnavailableError
+from agentbus import __version__
+from agentbus.errors import BusError, RateLimitedError, UnavailableError, ValidationError
 from agentbus.ids import new_id
+from agentbus.launch import ensure_daemon
+from agentbus.limits import PROTOCOL_VERSION
 from agentbus.projection.connection import connect
 from agentbus.projection.finding import find_redis
 from agentbus.projection.processes import start_mark
@@ -117,6 +120,87 @@ def test_a_foreign_instance_on_the_path_is_refused_and_left_alone(closing_bus: A
     finally:
         foreign.kill()
         foreign.wait()
+
+
+def held_back(folder: Path) -> tuple[Path, Path]:
+    """An executable that becomes Redis as soon as the second path exists."""
+    real = find_redis("redis-server")[0].executable
+    go = folder / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
+    return executable_script(folder, f'{wait}\nexec {real} "$@"'), go
+
+
+def test_while_redis_starts_the_daemon_says_so_and_answers_people(
+    closing_bus: Any, tmp_path: Path
+) -> None:
+    script, go = held_back(tmp_path)
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    bus.launch()
+    eventually(lambda: bus.state() == "starting", 20)
+    with bus.client() as client:
+        status = client.request("status", {}, 5.0)
+        assert (status["state"], status["epoch"]) == ("starting", 0)
+        assert status["work"] == "starting Redis"
+        assert status["redis"] is None
+    with pytest.raises(UnavailableError) as refused:
+        bus.attach()
+    assert refused.value.retry_after_ms
+    with pytest.raises(UnavailableError, match=f"process {bus.daemon.pid} starts"):
+        ensure_daemon(bus.runtime, bus.config_path, deadline_s=0.3, env=bus.environment)
+    go.touch()
+    ensure_daemon(bus.runtime, bus.config_path, deadline_s=20.0, env=bus.environment).close()
+    bus.wait_ready()
+    assert bus.attach().call("history", channel="general") is not None
+
+
+def test_a_start_that_takes_long_is_stopped_at_once(closing_bus: Any, tmp_path: Path) -> None:
+    script, _ = held_back(tmp_path)
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    bus.launch()
+    eventually(lambda: bus.redis_pid() is not None or bus.state() == "starting", 20)
+    begun_s = time.monotonic()
+    assert bus.stop() == 0
+    assert time.monotonic() - begun_s < STOP_WITHIN_S
+    assert bus.redis_pid() is None
+
+
+def test_a_start_that_is_refused_late_still_tells_its_starter_why(
+    closing_bus: Any, tmp_path: Path
+) -> None:
+    script = executable_script(tmp_path, "sleep 0.5; echo no luck; exit 1")
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    with pytest.raises(ValidationError, match="no luck"):
+        ensure_daemon(bus.runtime, bus.config_path, deadline_s=20.0, env=bus.environment)
+
+
+def test_a_daemon_that_is_started_while_another_one_stops_is_the_one_that_stays(
+    closing_bus: Any,
+) -> None:
+    bus = closing_bus()
+    bus.start()
+    sam = bus.attach(conversation="c")
+    sent = sam.call("send", channel="general", content="x", operation_id="k")
+    stopping, bus.daemon = bus.daemon, None
+    stopping.terminate()
+
+    def another_is_ready() -> bool:
+        with (
+            ensure_daemon(
+                bus.runtime, bus.config_path, deadline_s=20.0, env=bus.environment
+            ) as client,
+            suppress(BusError),
+        ):
+            hello = {"protocol": PROTOCOL_VERSION, "version": __version__, "pid": os.getpid()}
+            answer = client.request("hello", hello, 5.0)
+            return answer["pid"] != stopping.pid and answer["state"] == "ready"
+        return False
+
+    eventually(another_is_ready, 30.0)
+    assert stopping.wait(10.0) == 0
+    again = bus.attach(conversation="c")
+    assert _retry(again, "x", "k") == sent | {"duplicate": True}
+    with bus.client() as client:
+        client.request("stop", {}, 5.0)
 
 
 # --- under load ---

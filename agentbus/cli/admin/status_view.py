@@ -67,6 +67,7 @@ def _bus(status: dict[str, Any]) -> Iterator[tuple[str, object]]:
     values = _mapping(config.get("values"))
     inspection = _mapping(status.get("inspection"))
     yield "state", _state(status)
+    yield "work", _work(status)
     yield "process", status.get("pid")
     yield "started", status.get("started_at")
     if versions:
@@ -89,11 +90,15 @@ def _bus(status: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 def _state(status: dict[str, Any]) -> str:
     state = str(status.get("state", "unknown"))
-    progress = _mapping(status.get("progress"))
-    if progress:
-        state += f", {progress.get('done')} of {progress.get('total')} messages"
     epoch = status.get("epoch")
     return state if epoch is None else f"{state} (recovery epoch {epoch})"
+
+
+def _work(status: dict[str, Any]) -> str | None:
+    """What a bus that is not ready is busy with, and how far it has come."""
+    progress = _mapping(status.get("progress"))
+    counted = f"{progress.get('done')} of {progress.get('total')}" if progress else None
+    return ", ".join(filter(None, (status.get("work"), counted))) or None
 
 
 def _redis(redis: dict[str, Any]) -> Iterator[tuple[str, object]]:
