@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from actors.base import Address, Reply
+from actors.health import Readiness, Work
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding
 from agentbus.ids import ChannelId, RecoveryEpoch, Sequence, SessionId
@@ -41,8 +42,6 @@ from agentbus.store.changes import (
     SubscriptionOpened,
 )
 from agentbus.store.connection import DatabaseUnusable
-
-Readiness: TypeAlias = Literal["starting", "recovering", "ready", "stopping"]
 
 
 class Link(Protocol):
@@ -503,17 +502,6 @@ class RedisRefused:
     """No Redis can be had until a person changes something; the daemon ends and says so."""
 
     error: BusError | DatabaseUnusable
-
-
-Work: TypeAlias = Literal[
-    "starting Redis",
-    "making the text index",
-    "clearing Redis",
-    "replaying what Redis misses",
-    "filling Redis",
-    "waiting to try again",
-]
-"""What a bus that is not ready is busy with, in the words of its status."""
 
 
 @dataclass(frozen=True, slots=True)

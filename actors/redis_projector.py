@@ -17,6 +17,7 @@ from typing import assert_never
 
 from actors.base import Address, BusActor, describe_failure
 from actors.channel import ChannelDirectory
+from actors.health import Work
 from actors.messages import (
     CatchUp,
     CatchUpFailed,
@@ -35,7 +36,6 @@ from actors.messages import (
     RedisStarted,
     StartRedis,
     SupervisorMessage,
-    Work,
 )
 from actors.projections import (
     ContentFact,

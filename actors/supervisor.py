@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from actors.base import Address, Reply
+from actors.health import Readiness, Work
 from actors.messages import (
     CatchUpFailed,
     CatchUpProgressed,
@@ -24,7 +25,6 @@ from actors.messages import (
     LedgerMessage,
     ProjectionLost,
     ProjectorMessage,
-    Readiness,
     ReadinessChanged,
     RedisRefused,
     RedisStarted,
@@ -35,7 +35,6 @@ from actors.messages import (
     StopAsked,
     SupervisorMessage,
     Unfence,
-    Work,
 )
 from actors.pool import PooledActor
 from actors.timer import Timer

@@ -91,8 +91,9 @@ _TOOL_NOTES = {
     "receive": "A message is delivered once; it comes again, marked `redelivered: true`, only when "
     "its first delivery was not confirmed. What cleanup removed before you read it is told in "
     "`gaps`, a subscription that lapsed in `expired`. `replay` gives the last result's messages "
-    "and gaps again. A message larger than the ceiling comes alone, its content cut, with `truncated`; "
-    "`history` reads the rest. Your own messages are left out unless `include_own` is set. The "
+    "and gaps again. A message larger than the ceiling comes alone, its content cut, with "
+    "`truncated`; `history` reads the rest. Your own messages are left out unless `include_own` is "
+    "set. The "
     "wait may be shortened to what the client's own time limit allows: `waited_seconds` tells.",
     "history": "Give either `channel` or `message_id`. What was removed of the part that a page "
     "covers is told in `gaps`.",
