@@ -3,7 +3,8 @@
 Usage: benchmarks [--quick] [--json FILE] [--only NAMES] [--rounds N]
 
 Options:
-  --quick       Short rounds: under a minute, and noisier; search-100k only if it is named.
+  --quick       Short rounds and small scenarios: noisier; search-100k, and the scenarios whose
+                sizes mean little when they are small, only if they are named.
   --json FILE   Also write everything that was measured, with the machine it was measured on.
   --only NAMES  Only the workloads whose names begin so; several with commas.
   --rounds N    Rounds of each workload [default: 5].
@@ -25,6 +26,7 @@ from agentbus import __version__
 from agentbus.encoding import encode_pretty
 from tests.benchmarks.figures import Figure, Sample
 from tests.benchmarks.ratios import RATIOS, Ratio
+from tests.benchmarks.scenarios import SCENARIOS, print_result, run_scenario
 from tests.benchmarks.workloads import Workload, workloads
 
 ROUND_S = 2.0
@@ -37,20 +39,29 @@ def main(argv: list[str]) -> int:
     line = machine()
     print(" · ".join(f"{key} {value}" for key, value in line.items()))
     samples: dict[str, list[Sample]] = {}
-    with workloads(print) as found:
-        chosen = choose(found, arguments["--only"], quick=arguments["--quick"])
-        for _ in range(int(arguments["--rounds"])):
-            for workload in chosen:
-                samples.setdefault(workload.name, []).append(workload.measure(seconds))
+    only, quick, rounds = arguments["--only"], arguments["--quick"], int(arguments["--rounds"])
+    scenarios = [name for name in SCENARIOS if is_named(name, only) or (only is None and not quick)]
+    if only is None or len(scenarios) < len(only.split(",")):
+        with workloads(print) as found:
+            chosen = choose(found, only, quick=quick)
+            for _ in range(rounds):
+                for workload in chosen:
+                    samples.setdefault(workload.name, []).append(workload.measure(seconds))
     figures = {name: Figure.of(name, rounds) for name, rounds in samples.items()}
-    _print_figures(figures)
+    if figures:
+        _print_figures(figures)
     ratios = [ratio for ratio in RATIOS if ratio.known(figures)]
     _print_ratios(ratios, figures)
+    results = []
+    for name in scenarios:
+        results.append(run_scenario(name, quick=quick, rounds=rounds))
+        print_result(results[-1])
     if arguments["--json"]:
         document = {
             "machine": line,
             "figures": [figure.as_data() for figure in figures.values()],
             "ratios": {ratio.name: ratio.value(figures) for ratio in ratios},
+            "scenarios": [result.as_data() for result in results],
         }
         Path(arguments["--json"]).write_text(encode_pretty(document))
     return 0
@@ -60,7 +71,11 @@ def choose(found: list[Workload], only: str | None, *, quick: bool) -> list[Work
     """Those that are named; without names all, but in a quick run none that is slow to start."""
     if only is None:
         return [workload for workload in found if not (quick and workload.slow_to_start)]
-    return [workload for workload in found if workload.name.startswith(tuple(only.split(",")))]
+    return [workload for workload in found if is_named(workload.name, only)]
+
+
+def is_named(name: str, only: str | None) -> bool:
+    return only is not None and name.startswith(tuple(only.split(",")))
 
 
 def machine() -> dict[str, Any]:

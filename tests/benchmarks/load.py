@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.load SPECIFICATION          # JSON: the fields of `Load`
     python -m tests.benchmarks.load --deliver SPECIFICATION
+    python -m tests.benchmarks.load --sends N SPECIFICATION
 
 One thread, raw sockets, frames made before the clock starts where that is possible. Prints one
 JSON object: the fields of `figures.Sample`.
@@ -16,7 +17,8 @@ import socket
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NoReturn, Protocol
 
 from agentbus import __version__
@@ -29,19 +31,21 @@ from tests.benchmarks.figures import Sample
 
 READ_BYTES = 256 * KIB
 CHANNEL = "benchmark"
+OVERLOADED_PAUSE_S = 0.05
 WARM_UP_SHARE = 0.2
 """Of the round's time: goes by before anything is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`clients` connections with `in_flight` sends each, for `seconds`."""
+    """`clients` connections with `in_flight` sends each, for `seconds`; channels take turns."""
 
     target: Literal["bus", "redis"]
     socket_path: str
     clients: int
     in_flight: int
     seconds: float
+    channels: list[str] = field(default_factory=lambda: [CHANNEL])
 
 
 class Wire(Protocol):
@@ -59,11 +63,15 @@ class Wire(Protocol):
 class BusWire:
     """An attached session that sends, and is subscribed to nothing that is sent to."""
 
-    def __init__(self, socket_path: str, agent: str = "Sam") -> None:
+    def __init__(
+        self, socket_path: str, agent: str = "Sam", channels: Sequence[str] = (CHANNEL,)
+    ) -> None:
+        self._channels = channels
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(socket_path)
         self._frames = FrameBuffer()
         self._sent = 0
+        self._told: list[bytes] = []
         self.request(
             "hello", {"protocol": PROTOCOL_VERSION, "version": __version__, "pid": os.getpid()}
         )
@@ -78,21 +86,31 @@ class BusWire:
                 "window_bytes": 4 * MIB,
             },
         )
+        self.facts: dict[str, Any] = facts
         self.attachment = [facts["session_id"], facts["generation"]]
 
     def request(self, method: str, params: dict[str, Any]) -> Any:
-        """Ask and wait; only before the load begins, so that nothing else is on the wire."""
+        """Ask and wait; only before the load begins, when nothing else is asked."""
         self.socket.sendall(encode_line(_request(0, method, params)))
-        while True:
+        result: dict[str, Any] | None = None
+        while result is None:
             for frame in self.receive():
                 answer = decode_trusted(frame)
                 if "error" in answer:
                     raise SystemExit(f"{method}: {answer['error']}")
                 if "result" in answer:
-                    return answer["result"]
+                    result = answer["result"]
+                else:
+                    self._told.append(frame)
+        return result
 
     def call(self, operation: str, **arguments: Any) -> Any:
         return self.request(operation, {"attachment": self.attachment, "args": arguments})
+
+    def take_told(self) -> list[bytes]:
+        """What came unasked while requests were waited for."""
+        told, self._told = self._told, []
+        return told
 
     def receive(self) -> list[bytes]:
         """Wait for input; the frames that it completes."""
@@ -102,8 +120,9 @@ class BusWire:
         return self._frames.feed(data)
 
     def frame(self, content: str) -> bytes:
+        channel = self._channels[self._sent % len(self._channels)]
         self._sent += 1
-        arguments = {"channel": CHANNEL, "content": content, "operation_id": new_id()}
+        arguments = {"channel": channel, "content": content, "operation_id": new_id()}
         params = {"attachment": self.attachment, "args": arguments}
         return encode_line(_request(self._sent, "send", params))
 
@@ -142,10 +161,15 @@ def _request(number: int, method: str, params: dict[str, Any]) -> dict[str, Any]
     return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
 
 
+def _wire(load: Load) -> Wire:
+    if load.target == "redis":
+        return RedisWire(load.socket_path)
+    return BusWire(load.socket_path, channels=load.channels)
+
+
 def run(load: Load) -> Sample:
     """Keep every connection's window full until the time is over."""
-    make = BusWire if load.target == "bus" else RedisWire
-    wires: list[Wire] = [make(load.socket_path) for _ in range(load.clients)]
+    wires: list[Wire] = [_wire(load) for _ in range(load.clients)]
     texts = contents()
     selector = selectors.DefaultSelector()
     sent_at_s: dict[Wire, deque[float]] = {}
@@ -179,6 +203,39 @@ def run(load: Load) -> Sample:
             if count:
                 send(wire, count)
     return Sample.of_latencies(latencies_s, load.seconds)
+
+
+def run_sends(load: Load, sends: int) -> Sample:
+    """Exactly so many accepted messages, however long it takes; what is too fast comes again."""
+    wires = [BusWire(load.socket_path, channels=load.channels) for _ in range(load.clients)]
+    texts = contents()
+    accepted = sent = 0
+    begin_s = time.perf_counter()
+
+    def send(wire: BusWire, count: int) -> None:
+        nonlocal sent
+        count = min(count, sends - sent)
+        sent += count
+        wire.socket.sendall(b"".join(wire.frame(texts[n % len(texts)]) for n in range(count)))
+
+    with selectors.DefaultSelector() as selector:
+        for wire in wires:
+            selector.register(wire.socket, selectors.EVENT_READ, wire)
+            send(wire, load.in_flight)
+        while accepted < sends:
+            for key, _ in selector.select(5.0):
+                answers = key.data.receive()
+                refused = [frame for frame in answers if b'"error":' in frame[:64]]
+                if any(b'"overloaded"' not in frame for frame in refused):
+                    raise SystemExit(f"a send was refused: {refused[0].decode()}")
+                if refused:
+                    time.sleep(OVERLOADED_PAUSE_S)
+                    sent -= len(refused)
+                answered = sum(b'"result":' in frame[:64] for frame in answers)
+                accepted += answered
+                send(key.data, answered + len(refused))
+    elapsed_s = time.perf_counter() - begin_s
+    return Sample(sends / elapsed_s, elapsed_s / sends * 1e6, elapsed_s / sends * 1e6)
 
 
 def run_deliver(load: Load) -> Sample:
@@ -230,7 +287,13 @@ def _receive(load: Load, teller: socket.socket) -> NoReturn:
 
 def main(argv: list[str]) -> None:
     specification = Load(**decode_trusted(argv[-1]))
-    sample = run_deliver(specification) if argv[0] == "--deliver" else run(specification)
+    match argv[:-1]:
+        case ["--deliver"]:
+            sample = run_deliver(specification)
+        case ["--sends", number]:
+            sample = run_sends(specification, int(number))
+        case _:
+            sample = run(specification)
     print(encode(asdict(sample)).decode())
 
 

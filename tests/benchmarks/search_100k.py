@@ -14,27 +14,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from actors.system import DATABASE_NAME
-from agentbus.clock import SystemClock
-from agentbus.config import load_config
-from agentbus.identity import Attachment, SenderBinding, SessionIdentity
-from agentbus.protocol.operations import CreateChannel, Send
-from agentbus.rules.receipts import fingerprint
-from agentbus.store.changes import BindSession, Done, MakeChannel, SendMessage
-from agentbus.store.ledger import LedgerStore
+from agentbus.config import DATABASE_NAME
 from tests.benchmarks.content import contents
 from tests.benchmarks.figures import Sample
+from tests.benchmarks.filling import AGENTS, CHANNELS, fill
 from tests.bus_fixture import ThrowAwayBus
 
 MESSAGES = 100_000
-CHANNELS = 10
-AGENTS = 10
-BATCH = 500
 START_WITHIN_S = 300.0
 
 
@@ -69,53 +58,11 @@ class SearchBuses:
     def _start(self, engine: str) -> None:
         database = self._folder / DATABASE_NAME
         if not database.exists():
-            _fill(database, self._messages)
+            fill(database, self._messages)
         bus = self._buses[engine] = ThrowAwayBus(search_engine=engine, log_level="warn")
         bus.data_directory.mkdir()
         shutil.copy(database, bus.data_directory / DATABASE_NAME)
         bus.start(START_WITHIN_S)
-
-
-def _fill(database: Path, messages: int) -> None:
-    config = load_config(database.parent / "no-config.json")
-    with closing(LedgerStore(database, config, SystemClock())) as store:
-        speakers = []
-        for number in range(AGENTS):
-            identity = SessionIdentity("test", f"conversation {number}", None)
-            (done,) = store.apply([BindSession(f"agent{number}", identity, frozenset())])
-            assert isinstance(done, Done)
-            bound = done.result
-            sender = SenderBinding(
-                agent=bound.agent,
-                agent_id=bound.agent_id,
-                session_id=bound.session_id,
-                application=bound.identity.application,
-                child=None,
-                display_name=bound.display_name,
-                repository=None,
-            )
-            speakers.append((Attachment(bound.session_id, bound.generation), sender))
-        attachment, _ = speakers[0]
-        store.apply(
-            [MakeChannel(CreateChannel(f"channel{n}"), attachment) for n in range(CHANNELS)]
-        )
-        sends = _sends(speakers, messages)
-        while batch := list(islice(sends, BATCH)):
-            assert all(isinstance(outcome, Done) for outcome in store.apply(batch))
-
-
-def _sends(speakers: list[tuple[Attachment, SenderBinding]], messages: int) -> Iterator[Any]:
-    texts = contents()
-    for number in range(messages):
-        attachment, sender = speakers[number % AGENTS]
-        operation = Send(
-            f"channel{number * 7 % CHANNELS}",
-            f"{texts[number % len(texts)]} job{number} callWorker{number % 1000}",
-            tags=(f"tag{number % 100}",),
-        )
-        yield SendMessage(
-            operation, f"op-{number}", fingerprint(operation), sender, attachment, rate_ok=True
-        )
 
 
 def _questions(messages: int) -> Iterator[dict[str, Any]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentbus.encoding import decode_trusted, encode
 from tests.benchmarks.figures import Sample
+from tests.benchmarks.generator import generate
 from tests.benchmarks.load import CHANNEL, Load
 from tests.benchmarks.references import (
     Floor,
@@ -25,7 +23,7 @@ from tests.benchmarks.references import (
 )
 from tests.benchmarks.search_100k import MESSAGES, SearchBuses
 from tests.benchmarks.tool_calls import to_adapter, to_empty_server
-from tests.bus_fixture import ROOT, ThrowAwayBus
+from tests.bus_fixture import ThrowAwayBus
 from tests.redis_fixture import redis_can_search
 
 FLOOR_BATCH = 64
@@ -146,6 +144,4 @@ def _generate(
     *options: str,
 ) -> Sample:
     load = Load(target, str(socket_path), clients, in_flight, seconds)  # type: ignore[arg-type]
-    argv = [sys.executable, "-m", "tests.benchmarks.load", *options, encode(asdict(load)).decode()]
-    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    return Sample(**decode_trusted(done.stdout))
+    return generate(load, *options)

@@ -1,10 +1,11 @@
 """Mixed load on a throw-away bus, and what its processes hold meanwhile: python -m tests.soak
 
-Usage: soak [--minutes M] [--every S] [--csv FILE] [--svg FILE]
+Usage: soak [--minutes M] [--every S] [--retained N] [--csv FILE] [--svg FILE]
 
 Options:
   --minutes M   How long [default: 30].
   --every S     Seconds between two samples [default: 5].
+  --retained N  Messages that are there before, so that caches fill early [default: 20000].
   --csv FILE    Write all samples.
   --svg FILE    Draw them.
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from docopt import docopt
@@ -22,6 +25,7 @@ from docopt import docopt
 from agentbus.config import DATABASE_NAME
 from agentbus.limits import MIB
 from tests.benchmarks.__main__ import machine
+from tests.benchmarks.filling import fill
 from tests.bus_fixture import ThrowAwayBus
 from tests.soak.flatness import Verdict, judge
 from tests.soak.mixed_load import MixedLoad, run_for
@@ -29,9 +33,6 @@ from tests.soak.plot import svg
 from tests.soak.sampling import Sampler
 
 Samples = dict[str, list[float]]
-
-SETTINGS = {"redis_budget_mib": 64, "log_level": "warn"}
-"""The smallest Redis: what it retains reaches its bound within the run."""
 
 TIME = "seconds"
 _NOT_JUDGED = ("Redis RSS MiB", "database MiB", "Redis dataset MiB", "messages retained")
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     arguments = docopt(__doc__, argv)
     print(" · ".join(f"{key} {value}" for key, value in machine().items()))
     minutes = float(arguments["--minutes"])
-    with ThrowAwayBus(**SETTINGS) as bus:
+    with running_bus(int(arguments["--retained"])) as bus:
         samples, done = soak(bus, minutes * 60, float(arguments["--every"]))
     print(", ".join(f"{name} {count}" for name, count in sorted(done.items())))
     times_s = samples.pop(TIME)
@@ -55,6 +56,19 @@ def main(argv: list[str]) -> int:
     verdicts = [judge(name, times_s, values) for name, values in samples.items()]
     _print_verdicts(verdicts)
     return int(any(not one.flat for one in verdicts if one.name not in _NOT_JUDGED))
+
+
+@contextmanager
+def running_bus(retained: int) -> Iterator[ThrowAwayBus]:
+    """A ready bus with messages from before."""
+    bus = ThrowAwayBus(log_level="warn")
+    try:
+        bus.data_directory.mkdir()
+        fill(bus.data_directory / DATABASE_NAME, retained)
+        bus.start()
+        yield bus
+    finally:
+        bus.close()
 
 
 def soak(bus: ThrowAwayBus, seconds: float, every_s: float) -> tuple[Samples, dict[str, int]]:

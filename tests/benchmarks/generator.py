@@ -1,0 +1,42 @@
+"""Starting the load generator: what it is told, and what it has measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from agentbus.encoding import decode_trusted, encode
+from tests.benchmarks.figures import Sample
+from tests.benchmarks.load import Load
+from tests.bus_fixture import ROOT
+
+
+def generate(load: Load, *options: str) -> Sample:
+    """Run `tests.benchmarks.load` to its end."""
+    with start_generator(load, *options) as process:
+        out, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit("the load generator failed")
+    return Sample(**decode_trusted(out))
+
+
+def start_generator(load: Load, *options: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "tests.benchmarks.load", *options, encode(asdict(load)).decode()]
+    return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)
+
+
+def load_of(
+    socket_path: Path,
+    *,
+    clients: int = 1,
+    in_flight: int = 1,
+    seconds: float = 0.0,
+    channels: list[str] | None = None,
+) -> Load:
+    """A load of a bus; its own channel unless others are named."""
+    load = Load("bus", str(socket_path), clients, in_flight, seconds)
+    if channels is not None:
+        load = Load("bus", str(socket_path), clients, in_flight, seconds, channels)
+    return load
