@@ -17,7 +17,9 @@ from actors.messages import (
     CreditGranted,
     DetachAsked,
     Disconnected,
+    Greeted,
     HandoffReported,
+    HookSeen,
     PullAsked,
     PullCancelled,
     ReadinessChanged,
@@ -54,6 +56,7 @@ from agentbus.protocol.session import (
     parse_detach,
     parse_handoff,
     parse_hello,
+    parse_hook,
     parse_memories,
     parse_pull,
     parse_used,
@@ -126,6 +129,8 @@ class FrontDoor:
             self._attach(connection, params, reply)
         elif method == "detach":
             self._desks.registrar.tell(DetachAsked(parse_detach(params).attachment, reply))
+        elif method == "hook":
+            self._desks.registrar.tell(HookSeen(parse_hook(params), reply))
         elif method in _REPORTS:
             Fields(method, params, frozenset())
             self._desks.reporter.tell(ReportAsked(method, reply))  # type: ignore[arg-type]
@@ -179,6 +184,8 @@ class FrontDoor:
                 "run `agentbus stop` once and restart the older session"
             )
         connection.context = hello
+        if hello.harness_pid is not None:
+            self._desks.registrar.tell(Greeted(connection, hello.harness_pid))
         return {
             "protocol": PROTOCOL_VERSION,
             "version": __version__,

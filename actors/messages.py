@@ -25,6 +25,7 @@ from agentbus.protocol.session import (
     HandoffReport,
     HeldMemory,
     Hello,
+    HookEvent,
     Pull,
     Used,
 )
@@ -377,6 +378,22 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class Greeted:
+    """An adapter connected; its harness process may have run hooks already."""
+
+    link: Link
+    harness_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class HookSeen:
+    """A command hook of a harness process ran."""
+
+    event: HookEvent
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
 class SessionBindingSettled:
     """The ledger's answer to the bind that the registrar is waiting for."""
 
@@ -429,6 +446,8 @@ class LiveSessionsAsked:
 
 RegistrarMessage: TypeAlias = (
     Register
+    | Greeted
+    | HookSeen
     | SessionBindingSettled
     | DetachAsked
     | Disconnected

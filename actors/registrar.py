@@ -15,12 +15,15 @@ from typing import Any, assert_never
 
 from actors.attachment import AttachmentActor, Neighbours
 from actors.base import Address, Crashed, start_actor
+from actors.hook_evidence import HookEvidence
 from actors.messages import (
     AttachmentCrashed,
     DetachAsked,
     Detached,
     DirectoryAsked,
     Disconnected,
+    Greeted,
+    HookSeen,
     LedgerMessage,
     Link,
     LiveSession,
@@ -53,7 +56,7 @@ from agentbus.errors import (
 from agentbus.identity import Attachment, SessionIdentity
 from agentbus.ids import BusId, RecoveryEpoch, SessionId
 from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, HEARTBEAT_SECONDS
-from agentbus.protocol.session import Attach
+from agentbus.protocol.session import Attach, HookEvent
 from agentbus.store.changes import BindSession, SessionBound
 
 _log = logging.getLogger(__name__)
@@ -106,6 +109,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._live: dict[_Key, Live] = {}
         self._binding: Register | None = None
         self._waiting: deque[Register] = deque()
+        self._hooks = HookEvidence()
         self._neighbours: Neighbours
 
     def on_start(self) -> None:
@@ -116,12 +120,18 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         match message:
             case Register():
                 self._register(message)
+            case Greeted(link, harness_pid):
+                self._hooks.greeted(link, harness_pid, self._clock.monotonic_s())
+            case HookSeen(event, reply_to):
+                self._hook_seen(event)
+                reply_to.set({})
             case SessionBindingSettled(bound, error):
                 self._bind_settled(bound, error)
             case DetachAsked(attachment, reply_to):
                 self._release_where(lambda live: live.session.attachment == attachment, None)
                 reply_to.set({})
             case Disconnected(link):
+                self._hooks.gone(link)
                 self._disconnected(link)
             case AttachmentCrashed(attachment):
                 self._attachment_crashed(attachment)
@@ -336,6 +346,16 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
 
     def _disconnected(self, link: Link) -> None:
         self._release_where(lambda live: live.route.link is link, None)
+
+    def _hook_seen(self, event: HookEvent) -> None:
+        """What a harness says to have ended is released at once; its adapters are told the rest."""
+        self._hooks.seen(event, self._clock.monotonic_s())
+        if event.event == "SessionEnd":
+            ended = (event.application, event.conversation)
+            self._release_where(
+                lambda live: (live.session.sender.application, live.session.conversation) == ended,
+                StaleAttachmentError("the harness says that this conversation has ended"),
+            )
 
     def _attachment_crashed(self, attachment: Attachment) -> None:
         for live in list(self._live.values()):

@@ -3,8 +3,9 @@
 Owns the order of evidence and the hints that go with an identity. Never guesses from transcript
 paths, display names or process ids, and talks to nobody. Used in the thread of the event loop.
 
-Order: turn metadata of the call, `--session`, the environment of this process, and, when nothing
-is known, an id of this process that nobody can resume.
+Order: turn metadata of the call, the hook that announced this very call, the newest hook of this
+process, `--session`, the environment of this process, and, when nothing is known, an id of this
+process that nobody can resume.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentbus.adapter.evidence import HookMemory
 from agentbus.errors import ValidationError
 from agentbus.harnesses import Call, Evidence, Harness, harness_of
 from agentbus.harnesses.generic import SPARE_SECONDS
@@ -57,6 +59,7 @@ class Binder:
         self._session = session
         self._env = env
         self._process_id = new_id()
+        self.hooks = HookMemory()
 
     def caller(self, client_name: str | None, meta: Mapping[str, Any]) -> Caller:
         """Who makes this call. Raises ValidationError for ids that cannot be one."""
@@ -81,6 +84,8 @@ class Binder:
 
     def _evidence(self, harness: Harness, call: Call) -> Evidence:
         proven = harness.turn_metadata(call)
+        if proven is None:
+            proven = self.hooks.of_tool_use(harness.tool_use(call)) or self.hooks.newest
         if proven is not None:
             return proven
         if self._session is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentbus.adapter.binding import Binder, Binding, Caller
 from agentbus.adapter.conversation import Conversation, Profile
+from agentbus.adapter.evidence import HOOK_TOOL, HookEvent
 from agentbus.adapter.handoff import Delivery, Outcome, current_delivery
 from agentbus.adapter.link import Link
 from agentbus.adapter.prefetch import Batch, Budget, Prefetch
@@ -129,11 +130,15 @@ class Calls:
         self._conversations: dict[SessionIdentity, Conversation] = {}
         self._windows: dict[Conversation, tuple[int, int]] = {}
         link.on_reconnected = self._reconnected
+        link.on_evidence = self.hook
 
     async def call(
         self, name: str, arguments: Any, client_name: str | None, meta: Mapping[str, Any]
     ) -> Answer:
         """The answer to one tool call, an error answer for whatever goes wrong."""
+        if name == HOOK_TOOL:
+            self.hook(arguments if isinstance(arguments, Mapping) else {})
+            return answer({})
         self.in_flight += 1
         try:
             return await self._call(name, arguments, client_name, meta)
@@ -144,6 +149,24 @@ class Calls:
             return self._failed(InternalError("the adapter failed on this call; see its stderr"))
         finally:
             self.in_flight -= 1
+
+    def hook(self, fields: Mapping[str, Any]) -> None:
+        """Take what a hook of the harness said. What it cannot mean anything to is passed over."""
+        event = HookEvent.read(fields)
+        if event is None:
+            return
+        self._binder.hooks.saw(event)
+        if event.event == "SubagentStop" and event.child is not None and event.role is not None:
+            self._leave(lambda identity: identity.child == event.child)
+        elif event.event == "SessionEnd":
+            self._leave(lambda identity: identity.conversation == event.conversation)
+
+    def _leave(self, ended: Callable[[SessionIdentity], bool]) -> None:
+        """Close the attachments of what has ended, rather than when their connection does."""
+        for identity in [known for known in self._conversations if ended(known)]:
+            conversation = self._conversations.pop(identity)
+            self._windows.pop(conversation, None)
+            conversation.leave()
 
     async def finish(self) -> None:
         """Give the last handoff reports a moment to be answered."""
@@ -191,6 +214,7 @@ class Calls:
         if conversation is None:
             conversation = Conversation(self._link, self._profile, binding, self._window)
             self._conversations[binding.identity] = conversation
+        conversation.proven(binding)
         return conversation
 
     def _window(self, conversation: Conversation) -> tuple[int, int]:
@@ -231,6 +255,8 @@ class Calls:
         elif call.name == "unsubscribe":
             body.pop("subscription_id", None)
             conversation.prefetch.left(body["channel"])
+        elif call.name == "whoami":
+            body["identity_source"] = conversation.binding.source
         header = call.header().data()
         left = ceiling - len(encode(header))
         if isinstance(call.operation, History):

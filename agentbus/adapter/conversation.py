@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,25 @@ class Conversation:
         if self._attached_when_lost:
             self._attached_when_lost = False
             self._spawn(self._attach_quietly())
+
+    def proven(self, binding: Binding) -> None:
+        """The same conversation, now known from this evidence: the best of the newest call."""
+        self.binding = binding
+        if binding.caution is None:
+            self.notices = [notice for notice in self.notices if notice["kind"] != "identity"]
+
+    def leave(self) -> None:
+        """The harness says that it has ended: release the attachment, and do not come back."""
+        attachment, self.attachment = self.attachment, None
+        self._attached_when_lost = False
+        if attachment is not None:
+            with suppress(BusError):  # without a connection there is nothing to release
+                self._spawn(self._left(self._ask(attachment, "detach", {})))
+
+    async def _left(self, asked: _Asked) -> None:
+        with suppress(BusError):
+            await self._answer(asked, REQUEST_TIMEOUT_S)
+        self._link.forget(asked.attachment)
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -75,11 +75,16 @@ class Session:
 class Link:
     """See the module."""
 
-    def __init__(self, paths: RuntimePaths, config_path: Path | None) -> None:
+    def __init__(
+        self, paths: RuntimePaths, config_path: Path | None, harness_pid: int | None = None
+    ) -> None:
         self._paths = paths
         self._config_path = config_path
+        self._harness_pid = harness_pid
         self.on_reconnected: Callable[[], None] = lambda: None
         """Called after the link came back by itself."""
+        self.on_evidence: Callable[[dict[str, Any]], None] = lambda fields: None
+        """Called with what a command hook told the daemon about this harness process."""
         self._session: Session | None = None
         self._connecting: asyncio.Task[Session] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -207,6 +212,7 @@ class Link:
                 "protocol": PROTOCOL_VERSION,
                 "version": agentbus.__version__,
                 "pid": os.getpid(),
+                "harness_pid": self._harness_pid,
                 "config_path": str(config.path),
                 "config_fingerprint": config.fingerprint(),
             },
@@ -270,6 +276,8 @@ class Link:
         elif method == "stopping":
             self._stopped = bool(params["intentional"])
             self.stops += self._stopped
+        elif method == "evidence":
+            self.on_evidence(params)
         elif method in LISTENED:
             attachment = Attachment(params["session_id"], params["generation"])
             if attachment in self._listeners:

@@ -67,7 +67,7 @@ async def _serve(
     binder: Binder,
     parent_pid: int,
 ) -> None:
-    link = Link(paths, config_path)
+    link = Link(paths, config_path, parent_pid)
     calls = Calls(link, profile, binder)
     link.start()
     await asyncio.sleep(0)  # the connection is on its way, on a thread, while the SDK is loaded

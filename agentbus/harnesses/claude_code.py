@@ -1,4 +1,7 @@
-"""Claude Code: calls name no conversation; the environment of the process does, at its start."""
+"""Claude Code: a hook announces each call by its tool use id, and says whose it is.
+
+Without hooks there is only the environment of the process, which was right at its start.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,21 @@ def _environment(call: Call) -> Evidence | None:
     return Evidence(conversation, "environment") if conversation else None
 
 
+def _tool_use(call: Call) -> str | None:
+    return text_of(call.meta, "claudecode/toolUseId")
+
+
 HARNESS = Harness(
     client="claude-code",
     application="claude-code",
     limits=_limits,
     turn_metadata=nothing,
     environment=_environment,
+    tool_use=_tool_use,
     caution=(
         "This conversation is known from the environment in which its MCP server was started. "
         "After /clear or /resume in the same window the old identity may stay in place until "
-        "the server is started again."
+        "the server is started again. `agentbus-admin install claude-code` installs the hooks "
+        "that tell each conversation and each subagent apart."
     ),
 )

@@ -42,12 +42,18 @@ class Limits:
     call_seconds: float
 
 
+def no_tool_use(call: Call) -> str | None:
+    """For a harness whose calls have no id that its hooks know."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Harness:
     """One harness. The functions look at a call; None when it shows nothing of that kind.
 
-    `turn_metadata` is evidence that comes with every call and is proven; `environment` was right
-    when this process was started. `caution` is what its user should know about the latter.
+    `turn_metadata` is evidence that comes with every call and is proven; `tool_use` is the id by
+    which a hook announced the call; `environment` was right when this process was started.
+    `caution` is what its user should know about the latter.
     """
 
     client: str
@@ -55,6 +61,7 @@ class Harness:
     limits: Callable[[Call], Limits]
     turn_metadata: Callable[[Call], Evidence | None]
     environment: Callable[[Call], Evidence | None]
+    tool_use: Callable[[Call], str | None] = no_tool_use
     caution: str | None = None
 
 

@@ -1,11 +1,11 @@
 """The frames of a connection that are not operations of an agent.
 
 Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`,
-`memories`, the operations of operations.py, and for people `status`, `channels`, `sessions`,
-`stop`, `reset`.
+`memories`, the operations of operations.py, of hooks `hook`, and for people `status`, `channels`,
+`sessions`, `stop`, `reset`.
 Client to daemon, notifications: `credit`, `used`, `cancel_pull`.
 Daemon to client, notifications: `deliver`, `invalidate`, `notice`, `expired`, `readiness`,
-`detached`, `stopping`.
+`detached`, `evidence`, `stopping`.
 
 Every frame of an attachment names it as `attachment: [session_id, generation]`. Sequences and
 positions are those of the bus, `subscription` is a row id. See docs/protocol.md for the shapes.
@@ -30,13 +30,29 @@ IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame of a connection. `config_path`/`config_fingerprint` are absent for the CLI."""
+    """First frame of a connection. `config_path`/`config_fingerprint` are absent for the CLI.
+
+    `harness_pid`: the process that started the adapter, so that hooks of the same one find it.
+    """
 
     protocol: int
     version: str
     pid: int
     config_path: str | None = None
     config_fingerprint: str | None = None
+    harness_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HookEvent:
+    """A command hook of a harness ran. `harness_pid`: the harness process that ran it."""
+
+    application: str
+    event: str
+    conversation: str
+    child: str | None = None
+    role: str | None = None
+    harness_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +325,10 @@ class Fields:
         return ValidationError(f"{self._method}: {key} must be {expected}, not {describe(value)}")
 
 
-_HELLO = frozenset({"protocol", "version", "pid", "config_path", "config_fingerprint"})
+_HELLO = frozenset(
+    {"protocol", "version", "pid", "config_path", "config_fingerprint", "harness_pid"}
+)
+_HOOK = frozenset({"application", "event", "conversation", "child", "role", "harness_pid"})
 _ATTACH = frozenset(
     {
         "agent",
@@ -335,6 +354,19 @@ def parse_hello(params: Any) -> Hello:
         pid=read.integer("pid", 1),
         config_path=read.optional_text("config_path"),
         config_fingerprint=read.optional_text("config_fingerprint"),
+        harness_pid=read.optional_integer("harness_pid"),
+    )
+
+
+def parse_hook(params: Any) -> HookEvent:
+    read = Fields("hook", params, _HOOK)
+    return HookEvent(
+        application=read.name("application"),
+        event=read.name("event"),
+        conversation=read.name("conversation"),
+        child=read.optional_text("child"),
+        role=read.optional_text("role"),
+        harness_pid=read.optional_integer("harness_pid"),
     )
 
 
