@@ -11,7 +11,6 @@ from typing import assert_never
 
 from actors.base import Address, Crashed
 from actors.messages import (
-    AttachmentMessage,
     ChannelMessage,
     NoticePosted,
     Projected,
@@ -36,7 +35,7 @@ class ChannelActor(PooledActor[ChannelMessage]):
         super().__init__()
         self._channel_id = channel_id
         self._head = Sequence(0)
-        self._watchers: set[Address[AttachmentMessage]] = set()
+        self._watchers: set[Address[Wake | NoticePosted]] = set()
 
     def receive(self, message: ChannelMessage) -> None:
         match message:

@@ -32,6 +32,7 @@ from actors.messages import (
 )
 from actors.messages import Request as OperationRequest
 from actors.routes import Route, Routes, WaitReply
+from actors.wait_keeper import WaitAsked, WaitKeeperMessage
 from agentbus import __version__
 from agentbus.clock import Clock
 from agentbus.config import Config
@@ -60,6 +61,7 @@ from agentbus.protocol.session import (
     parse_memories,
     parse_pull,
     parse_used,
+    parse_wait,
 )
 from agentbus.transport.connection import Connection
 from agentbus.transport.reply import Reply
@@ -75,6 +77,7 @@ class Desks:
     registrar: Address[RegistrarMessage]
     reporter: Address[ReporterMessage]
     supervisor: Address[SupervisorMessage]
+    waits: Address[WaitKeeperMessage]
 
 
 class FrontDoor:
@@ -107,6 +110,7 @@ class FrontDoor:
 
     def disconnected(self, connection: Connection) -> None:
         self._desks.registrar.tell(Disconnected(connection))
+        self._desks.waits.tell(Disconnected(connection))
 
     def request(self, connection: Connection, request: Request, reply: Reply) -> None:
         method, params = request.method, request.params
@@ -131,6 +135,8 @@ class FrontDoor:
             self._desks.registrar.tell(DetachAsked(parse_detach(params).attachment, reply))
         elif method == "hook":
             self._desks.registrar.tell(HookSeen(parse_hook(params), reply))
+        elif method == "wait":
+            self._desks.waits.tell(WaitAsked(parse_wait(params), connection, reply))
         elif method in _REPORTS:
             Fields(method, params, frozenset())
             self._desks.reporter.tell(ReportAsked(method, reply))  # type: ignore[arg-type]

@@ -352,13 +352,13 @@ class Projected:
 class Watch:
     """Tell `watcher` of every new head; at once when the head is beyond `after`."""
 
-    watcher: Address[AttachmentMessage]
+    watcher: Address[Wake | NoticePosted]
     after: Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Unwatch:
-    watcher: Address[AttachmentMessage]
+    watcher: Address[Wake | NoticePosted]
 
 
 ChannelMessage: TypeAlias = Projected | Watch | Unwatch | NoticePosted
@@ -470,6 +470,7 @@ class LiveSession:
     identity_source: str
     attached_at_us: int
     adapter_pid: int
+    harness_pid: int | None
 
 
 # --- CleanupScheduler ---

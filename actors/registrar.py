@@ -276,6 +276,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 identity_source=attach.identity_source,
                 attached_at_us=self._clock.wall_us(),
                 adapter_pid=register.hello.pid,
+                harness_pid=register.hello.harness_pid,
             ),
             route,
             register.hello.pid,

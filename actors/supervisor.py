@@ -77,6 +77,7 @@ class Wiring:
     projector: Address[ProjectorMessage] | None = None
     registrar: Address[RegistrarMessage] | None = None
     cleanup: Address[CleanupMessage] | None = None
+    waits: Address[ReadinessChanged] | None = None
     outlets: Outlets | None = None
 
 
@@ -229,7 +230,7 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
         self._health.state = state
         _log.info("bus is %s, epoch %d", state, self._health.epoch)
         change = ReadinessChanged(state, self._health.epoch, self._health.retry_after_ms)
-        for address in (self._wiring.registrar, self._wiring.cleanup):
+        for address in (self._wiring.registrar, self._wiring.cleanup, self._wiring.waits):
             if address is not None:
                 address.tell(change)
         if self._wiring.outlets is not None:

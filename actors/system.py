@@ -37,6 +37,7 @@ from actors.reporter import ReporterActor, Sources
 from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
 from actors.timer import Timer
+from actors.wait_keeper import WaitKeeperActor
 from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
@@ -159,6 +160,8 @@ class System:
             ledger, registrar, timer, config.cleanup_interval_seconds
         )
         cleanup = self._begin_pooled(dispatcher, cleanup_actor)
+        keeper = WaitKeeperActor(self._open_store, channels, registrar, timer)
+        waits = self._begin(keeper, self._threaded)
         sources = Sources(
             supervisor=self._supervisor,
             registrar=registrar,
@@ -172,10 +175,11 @@ class System:
                 "cleanup": asdict(cleanup_actor.cleanup_statistics()),
                 "inspection": self._inspection_counters(),
                 "channels": {"actors": len(channels.addresses())},
+                "waits": {"waiting": keeper.waiting},
             },
         )
         reporter = self._begin(ReporterActor(sources, timer, config, clock), self._threaded)
-        desks = Desks(registrar, reporter, self._supervisor)
+        desks = Desks(registrar, reporter, self._supervisor, waits)
         door = FrontDoor(desks, self._routes, config, bus_id, clock)
         listening = bind_socket(self._paths, self._lock, os.getuid())
         listener = self._listener = Listener(
@@ -186,7 +190,7 @@ class System:
             on_failure=lambda error: self._give_up(f"transport failed: {type(error).__name__}"),
         )
         wiring.ledger, wiring.projector = ledger, projector
-        wiring.registrar, wiring.cleanup = registrar, cleanup
+        wiring.registrar, wiring.cleanup, wiring.waits = registrar, cleanup, waits
 
         def announce(change: ReadinessChanged) -> None:
             if change.epoch:

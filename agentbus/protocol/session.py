@@ -1,8 +1,8 @@
 """The frames of a connection that are not operations of an agent.
 
 Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`,
-`memories`, the operations of operations.py, of hooks `hook`, and for people `status`, `channels`,
-`sessions`, `stop`, `reset`.
+`memories`, the operations of operations.py, of hooks `hook` and `wait`, and for people `status`,
+`channels`, `sessions`, `stop`, `reset`.
 Client to daemon, notifications: `credit`, `used`, `cancel_pull`.
 Daemon to client, notifications: `deliver`, `invalidate`, `notice`, `expired`, `readiness`,
 `detached`, `evidence`, `stopping`.
@@ -53,6 +53,21 @@ class HookEvent:
     child: str | None = None
     role: str | None = None
     harness_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer when something waits for a session, after `wait_ms` at the latest.
+
+    Whose: of `conversation` (and `application`, where it is known), else of what is attached from
+    one of `harness_pids`. `channels` empty: all of its subscriptions.
+    """
+
+    wait_ms: int
+    channels: tuple[str, ...] = ()
+    application: str | None = None
+    conversation: str | None = None
+    harness_pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +344,7 @@ _HELLO = frozenset(
     {"protocol", "version", "pid", "config_path", "config_fingerprint", "harness_pid"}
 )
 _HOOK = frozenset({"application", "event", "conversation", "child", "role", "harness_pid"})
+_WAIT = frozenset({"wait_ms", "channels", "application", "conversation", "harness_pids"})
 _ATTACH = frozenset(
     {
         "agent",
@@ -367,6 +383,17 @@ def parse_hook(params: Any) -> HookEvent:
         child=read.optional_text("child"),
         role=read.optional_text("role"),
         harness_pid=read.optional_integer("harness_pid"),
+    )
+
+
+def parse_wait(params: Any) -> Wait:
+    read = Fields("wait", params, _WAIT)
+    return Wait(
+        wait_ms=read.integer("wait_ms", 0, 0),
+        channels=read.optional_names("channels") or (),
+        application=read.optional_text("application"),
+        conversation=read.optional_text("conversation"),
+        harness_pids=read.integers("harness_pids"),
     )
 
 

@@ -116,20 +116,21 @@ _DELETED = text(
         (Message.ended_sequence > PLACE) & LAST_OF_DELETED
     )
 )
-_LAG = text(
-    Message.select(fn.COUNT(SQL("*"))).from_(
-        Message.select(SQL("1"))
-        .where((Message.channel == PLACE) & (Message.sequence > PLACE))
-        .limit(PLACE)
-    )
-)
-_MEMORY_LAG = text(
-    Message.select(fn.COUNT(SQL("*"))).from_(
-        Message.select(SQL("1"))
-        .where((Message.channel == PLACE) & (Message.position > PLACE) & LIVE_MEMORY)
-        .limit(PLACE)
-    )
-)
+
+
+def _count(condition: Any) -> str:
+    """How many there are, counted up to a limit."""
+    counted = Message.select(SQL("1")).where(condition).limit(PLACE)
+    return text(Message.select(fn.COUNT(SQL("*"))).from_(counted))
+
+
+_BEHIND = (Message.channel == PLACE) & (Message.sequence > PLACE)
+_MEMORIES_BEHIND = (Message.channel == PLACE) & (Message.position > PLACE) & LIVE_MEMORY
+_OF_OTHERS = Message.session != PLACE
+_LAG = _count(_BEHIND)
+_MEMORY_LAG = _count(_MEMORIES_BEHIND)
+_WAITING = _count(_BEHIND & _OF_OTHERS)
+_MEMORIES_WAITING = _count(_MEMORIES_BEHIND & _OF_OTHERS)
 _KIND = text(Channel.select(Channel.kind).where(Channel.id == PLACE))
 _MEMORY_CHANNELS = text(Channel.select(Channel.id).where(Channel.kind == SQL("'memory'")))
 _IS_READ = Channel.id.in_(
@@ -164,23 +165,29 @@ _REMOVED_BETWEEN = text(
     .where((RemovedMessages.to_sequence > PLACE) & (RemovedMessages.from_sequence < PLACE))
     .order_by(RemovedMessages.from_sequence)
 )
-_SESSIONS = text(
-    Session.select(
-        Session.id,
-        Session.display_name,
-        Agent.name,
-        Session.application,
-        Session.conversation,
-        Session.child,
-        Session.parent,
-        Session.role,
-        Session.repository,
-        Session.generation,
-        Session.created_at_us,
-        Session.last_seen_us,
+_SESSION_ROWS = Session.select(
+    Session.id,
+    Session.display_name,
+    Agent.name,
+    Session.application,
+    Session.conversation,
+    Session.child,
+    Session.parent,
+    Session.role,
+    Session.repository,
+    Session.generation,
+    Session.created_at_us,
+    Session.last_seen_us,
+).join(Agent, on=(Agent.id == Session.agent))
+_SESSIONS = text(_SESSION_ROWS.order_by(Session.created_at_us, Session.id))
+_SESSION = text(
+    _SESSION_ROWS.where(
+        (Session.conversation == PLACE)
+        & (Session.child == SQL("''"))
+        & (SQL("? IS NULL") | (Session.application == PLACE))
     )
-    .join(Agent, on=(Agent.id == Session.agent))
-    .order_by(Session.created_at_us, Session.id)
+    .order_by(Session.last_seen_us.desc())
+    .limit(SQL("1"))
 )
 _META = text(Meta.select(Meta.value).where(Meta.key == PLACE))
 _COUNTS = {
@@ -341,6 +348,23 @@ class Reader:
     def sessions(self) -> list[SessionRow]:
         """Every session that was ever attached, oldest first."""
         return [SessionRow(*row) for row in self._all(_SESSIONS)]
+
+    def find_session(self, application: str | None, conversation: str) -> SessionRow | None:
+        """The main session of a native conversation, the one seen last where there are several."""
+        rows = self._all(_SESSION, conversation, application, application)
+        return SessionRow(*rows[0]) if rows else None
+
+    def waiting(
+        self,
+        channel_id: ChannelId,
+        position: Sequence,
+        session_id: SessionId,
+        limit: int = LAG_LIMIT,
+    ) -> int:
+        """As `lag`, without what the session has sent itself."""
+        ((kind,),) = self._all(_KIND, channel_id)
+        sql = _MEMORIES_WAITING if kind == "memory" else _WAITING
+        return int(self._all(sql, channel_id, position, session_id, limit)[0][0])
 
     def lag(self, channel_id: ChannelId, position: Sequence, limit: int = LAG_LIMIT) -> int:
         """How many messages or living memories lie after it; `limit` means "so many or more".
