@@ -31,9 +31,9 @@ from agentbus.encoding import encode
 from agentbus.errors import UnavailableError
 from agentbus.ids import new_id
 from agentbus.limits import MIB, PROTOCOL_VERSION
+from agentbus.processes import end_group
 from agentbus.projection.launching import RedisSettings
 from agentbus.projection.ownership import read_record
-from agentbus.projection.processes import end_group
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client, NotificationCallback
 from agentbus.transport.singleton import DaemonLock, RuntimePaths

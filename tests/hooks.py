@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentbus.encoding import decode_strict
-from agentbus.projection.processes import start_mark
+from agentbus.processes import start_mark
 
 _PRELUDE = """\
 #!{python} -ISE

@@ -19,6 +19,8 @@ Usage:
   agentbus status [--config PATH] [--json]
   agentbus stop [--config PATH] [--json]
   agentbus reset [--config PATH] [--json] [--yes]
+  agentbus wait [--channel NAME]... [--timeout SECONDS] [--session ID] [--hook]
+  agentbus hook EVENT [--harness NAME]
   agentbus (-h | --help)
   agentbus --version
 
@@ -28,6 +30,8 @@ Commands:
   status   Tell how the bus is, in every state.
   stop     End the daemon in order; the next tool call starts one again.
   reset    Delete everything on the bus; asks first.
+  wait     Block until a message waits for a conversation; moves no cursor.
+  hook     What a harness runs at its events; see agentbus-admin install.
 
 Options:
   --agent NAME    The agent's persistent name; the name of the current folder if left out.
@@ -36,11 +40,16 @@ Options:
   --detach        Start the daemon in the background and return when it answers.
   --json          One JSON document on stdout instead of text.
   --yes           Do not ask.
+  --channel NAME  Wait for this channel only; may be given more than once.
+  --timeout SECONDS  Give up after so long; an hour if left out.
+  --hook          Answer as a Stop hook of Claude Code: exit 2 begins a turn.
+  --harness NAME  claude-code, codex or gemini [default: claude-code].
   -h --help       Show this.
   --version       Show the version.
 
 Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no daemon is running;
-75 (daemon only) another daemon is running.
+75 (daemon only) another daemon is running. Of wait: 0 woken; 1 time is up; 2 error, and with --hook
+the wake; 3 replaced by a newer wait of the same session; 4 the harness process is gone.
 """
 
 
@@ -64,6 +73,14 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.admin.stop import stop
 
         return stop(arguments)
+    if arguments["wait"]:
+        from agentbus.cli.wait import wait
+
+        return wait(arguments)
+    if arguments["hook"]:
+        from agentbus.cli.hook import hook
+
+        return hook(arguments)
     from agentbus.cli.admin.reset import reset
 
     return reset(arguments)

@@ -22,6 +22,7 @@ import redis
 from agentbus import __version__
 from agentbus.ids import BusId
 from agentbus.limits import SHUTDOWN_GRACE_SECONDS
+from agentbus.processes import end_group, is_running, start_mark
 from agentbus.projection import keys
 from agentbus.projection.connection import Client, connect, execute, info
 from agentbus.projection.errors import ProjectionError, RedisUnusableError, redis_errors
@@ -35,7 +36,6 @@ from agentbus.projection.launching import (
     launch,
 )
 from agentbus.projection.ownership import Record, read_record, token_of, write_record
-from agentbus.projection.processes import end_group, is_running, start_mark
 
 ORPHAN_GRACE_SECONDS = 1.0
 

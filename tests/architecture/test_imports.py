@@ -22,6 +22,7 @@ LEVELS: dict[str, float] = {
     "agentbus.settings": 1,
     "agentbus.config": 1,
     "agentbus.clock": 1,
+    "agentbus.processes": 1,
     "agentbus.rules": 2,
     "agentbus.protocol": 3.0,  # the ledger stores what the protocol names: docs/adr/0001
     "agentbus.store": 3.1,

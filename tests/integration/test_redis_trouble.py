@@ -21,9 +21,9 @@ from agentbus.errors import BusError, RateLimitedError, UnavailableError, Valida
 from agentbus.ids import new_id
 from agentbus.launch import ensure_daemon
 from agentbus.limits import PROTOCOL_VERSION
+from agentbus.processes import start_mark
 from agentbus.projection.connection import connect
 from agentbus.projection.finding import find_redis
-from agentbus.projection.processes import start_mark
 from agentbus.transport.singleton import EXIT_CONFIGURATION
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.eventually import eventually

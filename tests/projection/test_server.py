@@ -18,11 +18,11 @@ import pytest
 
 from agentbus.ids import BusId, Sequence
 from agentbus.limits import MIB
+from agentbus.processes import is_running, start_mark
 from agentbus.projection.connection import connect, execute
 from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from agentbus.projection.launching import RedisSettings
-from agentbus.projection.processes import is_running, start_mark
 from agentbus.projection.rebuild import Rebuild, UpToDate, needs
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 
-from agentbus.projection.processes import end_group, is_running, start_mark
+from agentbus.processes import end_group, is_running, start_mark
 
 
 def test_a_running_process_keeps_its_mark_and_another_has_another() -> None:

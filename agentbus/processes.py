@@ -29,6 +29,15 @@ def is_running(pid: int, mark: str) -> bool:
     return start_mark(pid) == mark
 
 
+def ancestors(pid: int) -> list[int]:
+    """The processes that it descends from, its parent first, without the first of the system."""
+    found: list[int] = []
+    while (parent := _parent(pid)) is not None and parent > 1 and parent not in found:
+        found.append(parent)
+        pid = parent
+    return found
+
+
 def end_group(pid: int, mark: str, grace_s: float) -> bool:
     """End the process that leads its group, politely first; whether it is gone afterwards.
 
@@ -45,13 +54,31 @@ def end_group(pid: int, mark: str, grace_s: float) -> bool:
     return not is_running(pid, mark)
 
 
-def _start_mark_from_proc(pid: int) -> str | None:
+def _parent(pid: int) -> int | None:
+    if _HAS_PROC:
+        fields = _stat_fields(pid)
+        return None if fields is None else int(fields[1])
+    listed = subprocess.run(
+        ["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    text = listed.stdout.strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """From the state on; the name before it may hold anything."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before ")" may hold anything
+    return stat.rpartition(")")[2].split()
+
+
+def _start_mark_from_proc(pid: int) -> str | None:
+    fields = _stat_fields(pid)
+    if fields is None:
+        return None
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     state, threads, start_ticks = fields[0], int(fields[17]), fields[19]
     # A zombie whose other threads are not gone yet still holds its sockets.
     return None if state in "ZX" and threads <= 1 else f"{boot_id}:{start_ticks}"

@@ -1,0 +1,78 @@
+"""`agentbus hook`: what a harness runs at its events. Tells the daemon, and answers the harness.
+
+Fails open: without a daemon, with a slow one, with input that makes no sense it says nothing and
+exits 0, because a hook that fails disturbs the person's session. Never starts a daemon. Blocks for
+at most `HOOK_S`; main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, Final
+
+from agentbus.cli.entry import EXIT_OK, Arguments
+from agentbus.encoding import decode_lenient, encode
+from agentbus.errors import BusError
+from agentbus.harnesses.hook_commands import (
+    HookInput,
+    continuation,
+    harness_pid,
+    introduction,
+    read_input,
+)
+
+HOOK_S: Final = 0.2
+"""For everything that is asked of the daemon; the harness waits for us."""
+
+INPUT_BYTES: Final = 16 * 1024 * 1024
+"""A tool's input or an answer's text may be in there."""
+
+
+def hook(arguments: Arguments) -> int:
+    """Exit 0 always."""
+    application = arguments["--harness"]
+    try:
+        fields = decode_lenient(sys.stdin.buffer.read(INPUT_BYTES))
+        event = read_input(arguments["EVENT"], fields) if isinstance(fields, dict) else None
+        if event is not None:
+            said = _tell(application, event)
+            if said is not None:
+                sys.stdout.write(encode(said).decode())
+    except Exception:  # whatever it is, it is not the harness's trouble
+        return EXIT_OK
+    return EXIT_OK
+
+
+def _tell(application: str, event: HookInput) -> dict[str, Any] | None:
+    """Tell the daemon; what the harness is to be answered, if anything."""
+    from agentbus.cli.running import runtime_paths
+    from agentbus.transport.client import Client
+
+    deadline_s = time.monotonic() + HOOK_S
+
+    def left_s() -> float:
+        return max(0.001, deadline_s - time.monotonic())
+
+    told = {
+        "application": application,
+        "event": event.event,
+        "conversation": event.conversation,
+        "child": event.child,
+        "role": event.role,
+        "harness_pid": harness_pid(application, os.environ, os.getppid()),
+    }
+    with Client.connect(runtime_paths().socket, left_s()) as daemon:
+        daemon.request("hook", told, left_s())
+        if event.event not in ("SessionStart", "Stop") or event.child is not None:
+            return None
+        look = {"wait_ms": 0, "application": application, "conversation": event.conversation}
+        try:
+            found = daemon.request("wait", look, left_s())
+        except BusError:  # not known yet: it has not used the bus
+            return introduction(None, []) if event.event == "SessionStart" else None
+    if event.event == "SessionStart":
+        return introduction(found["display_name"], found["channels"])
+    # Once per stop: a turn that goes on because of a hook already ends this time.
+    return continuation(found["channels"]) if found["channels"] and not event.continued else None
