@@ -110,6 +110,8 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._binding: Register | None = None
         self._waiting: deque[Register] = deque()
         self._hooks = HookEvidence()
+        # By connection and agent: what the conversation before was called there.
+        self._former_names: dict[tuple[Link, str], str] = {}
         self._neighbours: Neighbours
 
     def on_start(self) -> None:
@@ -131,7 +133,6 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 self._release_where(lambda live: live.session.attachment == attachment, None)
                 reply_to.set({})
             case Disconnected(link):
-                self._hooks.gone(link)
                 self._disconnected(link)
             case AttachmentCrashed(attachment):
                 self._attachment_crashed(attachment)
@@ -187,7 +188,9 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 register.reply_to.set_exception(error)
                 continue
             self._binding = register
-            self._ledger.tell(Submit(self._bind_change(register.attach), self._bind_reply()))
+            self._ledger.tell(
+                Submit(self._bind_change(register.attach, register.link), self._bind_reply())
+            )
 
     def _make_way(self, register: Register) -> None:
         """End the holder of the same session where that is allowed, else refuse the newcomer."""
@@ -218,17 +221,21 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             retry_after_ms=HOLDER_RETRY_MS,
         )
 
-    def _bind_change(self, attach: Attach) -> BindSession:
+    def _bind_change(self, attach: Attach, link: Link) -> BindSession:
         parent: SessionId | None = None
         if attach.parent_conversation is not None:
             identity = SessionIdentity(attach.identity.application, attach.parent_conversation)
             live = self._live.get((attach.agent, identity))
             parent = live.session.attachment.session_id if live is not None else None
+        former = None
+        if attach.identity.child is None:
+            former = self._former_names.get((link, attach.agent))
         names = frozenset(live.session.sender.display_name for live in self._live.values())
         return BindSession(
             agent=attach.agent,
             identity=attach.identity,
             names_in_use=names,
+            preferred_name=former,
             parent=parent,
             role=attach.role,
             repository=attach.repository,
@@ -335,6 +342,9 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         """End one attachment; with an error its client is told."""
         live = self._live.pop(key)
         attachment = live.session.attachment
+        agent, identity = key
+        if identity.child is None:
+            self._former_names[live.route.link, agent] = live.session.sender.display_name
         self._routes.unbind(attachment)
         live.route.address.tell(Detached())
         if error is not None:
@@ -347,6 +357,9 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
 
     def _disconnected(self, link: Link) -> None:
         self._release_where(lambda live: live.route.link is link, None)
+        self._hooks.gone(link)
+        for known in [known for known in self._former_names if known[0] is link]:
+            del self._former_names[known]
 
     def _hook_seen(self, event: HookEvent) -> None:
         """What a harness says to have ended is released at once; its adapters are told the rest."""

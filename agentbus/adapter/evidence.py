@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agentbus.errors import ValidationError
 from agentbus.harnesses import Evidence
 from agentbus.harnesses.evidence import text_of
+from agentbus.protocol.fields import check_name
 
 HOOK_TOOL: Final = "agentbus_hook"
 """Not in the list of tools: hooks call it by name, models never see it."""
@@ -40,15 +42,16 @@ class HookEvent:
     def read(cls, fields: Mapping[str, Any]) -> HookEvent | None:
         """From what a hook gave; None where it names no event or no conversation."""
         event, conversation = text_of(fields, "event"), text_of(fields, "session_id")
+        child = text_of(fields, "agent_id")
         if event is None or conversation is None:
             return None
-        return cls(
-            event,
-            conversation,
-            text_of(fields, "agent_id"),
-            text_of(fields, "agent_type"),
-            text_of(fields, "tool_use_id"),
-        )
+        try:
+            conversation = check_name(conversation)
+            child = None if child is None else check_name(child)
+        except ValidationError:  # ids that the bus could not carry
+            return None
+        role, tool_use = text_of(fields, "agent_type"), text_of(fields, "tool_use_id")
+        return cls(event, conversation, child, role, tool_use)
 
     def evidence(self) -> Evidence:
         """Whose event it is."""
