@@ -52,11 +52,11 @@ $(VENV)/bin/python:
 
 # The stamps: an install is repeated only when the metadata changed. Editable, so code needs none.
 $(VENV)/.installed-demo: $(METADATA) | $(VENV)/bin/python
-	$(PIP) install --editable '.[search]'
+	$(PIP) install --editable '.[install,search]'
 	@touch $@
 
 $(VENV)/.installed-test: $(METADATA) | $(VENV)/bin/python
-	$(PIP) install --editable '.[search,test]'
+	$(PIP) install --editable '.[install,search,test]'
 	@touch $@
 
 # No install scripts. Claude Code's program is then to be started where its platform package has it:

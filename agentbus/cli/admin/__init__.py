@@ -19,6 +19,9 @@ Usage:
   agentbus-admin channels [--json]
   agentbus-admin sessions [--json]
   agentbus-admin demo [--keep]
+  agentbus-admin install HARNESS [--agent NAME] [--config PATH] [--user | --project] [--dry-run]
+                         [--json]
+  agentbus-admin uninstall HARNESS [--user | --project] [--dry-run] [--json]
   agentbus-admin (-h | --help)
   agentbus-admin --version
 
@@ -30,8 +33,15 @@ Commands:
   channels   The channels of the running bus.
   sessions   The sessions that are connected now.
   demo       Two agents on a bus of their own, whose daemon is killed in the middle.
+  install    Put the bus into the configuration of a harness: claude-code, codex, opencode, gemini;
+             generic prints what to paste for any other client.
+  uninstall  Take exactly that out again.
 
 Options:
+  --agent NAME    The agent's persistent name there; the folder's name if left out.
+  --user          For all projects (the default).
+  --project       For the project in the current folder only.
+  --dry-run       Show what would change, as a diff, and change nothing.
   --config PATH   Configuration file; ~/.config/agentbus/config.json if left out.
   --json          One JSON document on stdout instead of text.
   --yes           Do not ask.
@@ -74,6 +84,14 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.admin.sessions import sessions
 
         return sessions(arguments)
+    if arguments["install"]:
+        from agentbus.cli.admin.install import install
+
+        return install(arguments)
+    if arguments["uninstall"]:
+        from agentbus.cli.admin.install import uninstall
+
+        return uninstall(arguments)
     from agentbus.cli.admin.demo import demo
 
     return demo(arguments)

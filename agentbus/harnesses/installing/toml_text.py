@@ -1,0 +1,71 @@
+"""Edits TOML text in place, by tomlkit: comments, order and formatting of all else stay.
+
+Owns one table below a parent table: putting it in and taking it out. Never writes a file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentbus.errors import UnavailableError, ValidationError
+from agentbus.harnesses.installing.json_text import INSTALL_EXTRA
+
+
+def table_in(text: str, parent: str, key: str, name: str) -> dict[str, Any] | None:
+    """The table `parent.key`, None if there is none. `name`: of the file, for errors."""
+    tables = _document(text, name).unwrap().get(parent)
+    table = tables.get(key) if isinstance(tables, dict) else None
+    return table if isinstance(table, dict) else None
+
+
+def has_table(text: str, key: str, name: str) -> bool:
+    """Whether there is something under that key."""
+    return key in _document(text, name)
+
+
+def with_table(text: str, parent: str, key: str, values: dict[str, Any], name: str) -> str:
+    """The text with the table `parent.key` holding these values, and what else it held."""
+    import tomlkit
+    from tomlkit.items import InlineTable
+
+    document = _document(text, name)
+    if parent not in document:
+        document[parent] = tomlkit.table(is_super_table=True)
+    tables: Any = document[parent]
+    if not isinstance(tables, dict):
+        raise ValidationError(f"{name}: {parent} must be a table; nothing was changed")
+    if key not in tables:
+        inline = isinstance(tables, InlineTable)
+        tables[key] = tomlkit.inline_table() if inline else tomlkit.table()
+    for field, value in values.items():
+        if tables[key].get(field) != value:
+            tables[key][field] = value
+    return str(tomlkit.dumps(document))
+
+
+def without_table(text: str, parent: str, key: str, name: str, *, keep_parent: bool) -> str:
+    """The text without the table `parent.key`, and without a parent that is empty then."""
+    import tomlkit
+
+    document = _document(text, name)
+    tables: Any = document.get(parent)
+    if not isinstance(tables, dict) or key not in tables:
+        return text
+    del tables[key]
+    if not tables and not keep_parent:
+        del document[parent]
+    return str(tomlkit.dumps(document))
+
+
+def _document(text: str, name: str) -> Any:
+    try:
+        import tomlkit
+        from tomlkit.exceptions import TOMLKitError
+    except ImportError:
+        raise UnavailableError(INSTALL_EXTRA) from None
+    try:
+        return tomlkit.parse(text)
+    except TOMLKitError as error:
+        raise ValidationError(
+            f"{name}: not TOML ({error}); repair it first, nothing was changed"
+        ) from None
