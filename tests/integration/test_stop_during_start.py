@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agentbus.config import DATABASE_NAME
-from agentbus.projection.processes import is_running, start_mark
+from agentbus.processes import is_running, start_mark
 from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
 
