@@ -25,12 +25,11 @@ from actors.messages import (
     ReadinessChanged,
     Register,
     RegistrarMessage,
-    ReportAsked,
-    ReporterMessage,
     StopAsked,
     SupervisorMessage,
 )
 from actors.messages import Request as OperationRequest
+from actors.reporter import ReportAsked, ReporterMessage
 from actors.routes import Route, Routes, WaitReply
 from actors.wait_keeper import WaitAsked, WaitKeeperMessage
 from agentbus import __version__

@@ -1,7 +1,8 @@
-"""Every message that actors exchange, and for each mailbox the union of what it takes.
+"""The messages that more than one actor knows, and for each mailbox the union of what it takes.
 
-No behaviour. Commands are imperative, events are past participles. Numbers name their unit. The
-ring that a durable change travels, always by `tell`:
+Those of an actor that only the front door asks stand in its own file. No behaviour. Commands are
+imperative, events are past participles. Numbers name their unit. The ring that a durable change
+travels, always by `tell`:
 
     transport -> Attachment -> ReceiptLedger -> RedisProjector -> Channel -> Attachment -> transport
 """
@@ -9,7 +10,7 @@ ring that a durable change travels, always by `tell`:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from actors.base import Address, Reply
 from actors.health import Readiness, Work
@@ -582,36 +583,3 @@ SupervisorMessage: TypeAlias = (
     | HealthAsked
     | StopAsked
 )
-
-
-# --- Reporter ---
-
-
-@dataclass(frozen=True, slots=True)
-class ReportAsked:
-    """A person's question: the whole status, or the channels or sessions alone."""
-
-    what: Literal["status", "channels", "sessions"]
-    reply_to: Reply
-
-
-@dataclass(frozen=True, slots=True)
-class HealthTold:
-    ticket: int
-    health: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionsTold:
-    ticket: int
-    sessions: tuple[LiveSession, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportDue:
-    """Answer with what is there; somebody did not answer in time."""
-
-    ticket: int
-
-
-ReporterMessage: TypeAlias = ReportAsked | HealthTold | SessionsTold | ReportDue

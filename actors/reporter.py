@@ -12,19 +12,14 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, Literal, TypeAlias, assert_never
 
 from actors.base import ActorStatistics, Address, BusActor, Reply
 from actors.messages import (
     HealthAsked,
-    HealthTold,
     LiveSession,
     LiveSessionsAsked,
     RegistrarMessage,
-    ReportAsked,
-    ReportDue,
-    ReporterMessage,
-    SessionsTold,
     SupervisorMessage,
 )
 from actors.replies import TellReply
@@ -41,6 +36,36 @@ from agentbus.store.schema import SCHEMA_VERSION
 
 PATIENCE_S = 1.0
 """How long a report waits for the supervisor and the registrar."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAsked:
+    """A person's question: the whole status, or the channels or sessions alone."""
+
+    what: Literal["status", "channels", "sessions"]
+    reply_to: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTold:
+    ticket: int
+    health: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsTold:
+    ticket: int
+    sessions: tuple[LiveSession, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDue:
+    """Answer with what is there; somebody did not answer in time."""
+
+    ticket: int
+
+
+ReporterMessage: TypeAlias = ReportAsked | HealthTold | SessionsTold | ReportDue
 
 
 @dataclass(frozen=True, slots=True)
