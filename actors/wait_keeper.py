@@ -26,7 +26,7 @@ from actors.messages import (
 from actors.replies import TellReply
 from actors.timer import Timer, TimerHandle
 from agentbus.errors import BusError, NotFoundError, UnavailableError
-from agentbus.ids import ChannelId, SessionId
+from agentbus.ids import ChannelId, Sequence, SessionId
 from agentbus.protocol.session import Wait
 from agentbus.store.reader import Reader, SessionRow
 
@@ -92,6 +92,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         self._timer = timer
         self._waiting: dict[SessionId, _Waiting] = {}
         self._watched: set[ChannelId] = set()
+        self._woken_through: dict[SessionId, Sequence] = {}  # by waits for what is new
         self._unresolved: dict[int, WaitAsked] = {}
         self._last_ticket = 0
         self._store: Reader
@@ -216,10 +217,15 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
 
     def _channels_of(self, waiting: _Waiting) -> list[dict[str, Any]]:
         session_id = waiting.session.session_id
+        known = Sequence(0)
+        if waiting.wait.only_new:
+            known = self._woken_through.get(session_id, known)
         counted = [
             {
                 "channel": row.channel,
-                "waiting": self._store.waiting(row.channel_id, row.handed_off, session_id),
+                "waiting": self._store.waiting(
+                    row.channel_id, max(row.handed_off, known), session_id
+                ),
             }
             for row in self._rows(waiting)
         ]
@@ -234,7 +240,11 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
 
     def _end_wait(self, waiting: _Waiting, outcome: str) -> None:
         self._forget(waiting)
-        waiting.reply_to.set(self._answer(waiting, outcome))
+        newest = self._store.last_sequence()  # before it is counted: what comes between wakes again
+        answer = self._answer(waiting, outcome)
+        if outcome == "woken" and waiting.wait.only_new:
+            self._woken_through[waiting.session.session_id] = newest
+        waiting.reply_to.set(answer)
 
     def _forget(self, waiting: _Waiting) -> None:
         if waiting.due is not None:

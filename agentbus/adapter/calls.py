@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentbus.adapter.binding import Binder, Binding, Caller
@@ -36,6 +37,7 @@ from agentbus.adapter.results import (
 from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import Held
 from agentbus.adapter.tools import parse_call
+from agentbus.adapter.waking import Waker
 from agentbus.config import Config
 from agentbus.encoding import encode
 from agentbus.errors import BusError, InternalError, OverloadedError
@@ -127,6 +129,7 @@ class Calls:
         self._link = link
         self._profile = profile
         self._binder = binder
+        self._waker = Waker()
         self._conversations: dict[SessionIdentity, Conversation] = {}
         self._windows: dict[Conversation, tuple[int, int]] = {}
         link.on_reconnected = self._reconnected
@@ -156,6 +159,12 @@ class Calls:
         if event is None:
             return
         self._binder.hooks.saw(event)
+        for identity in self._conversations:
+            if (identity.conversation, identity.child) == (event.conversation, None):
+                if event.event == "Stop" and event.child is None:
+                    self._waker.stopped(identity)
+                elif event.event in ("SessionStart", "UserPromptSubmit"):
+                    self._waker.active(identity)
         if event.event == "SubagentStop" and event.child is not None and event.role is not None:
             self._leave(lambda identity: identity.child == event.child)
         elif event.event == "SessionEnd":
@@ -180,6 +189,7 @@ class Calls:
     ) -> Answer:
         caller = self._binder.caller(client_name, meta)
         conversation = self._conversation(caller.binding)
+        self._waker.active(caller.binding.identity)
         arrival = conversation.prefetch.arrival()
         operation = parse_call(name, arguments, self._link.config_in_force)
         given = given_arguments(operation, arguments or {})
@@ -213,6 +223,7 @@ class Calls:
         conversation = self._conversations.get(binding.identity)
         if conversation is None:
             conversation = Conversation(self._link, self._profile, binding, self._window)
+            conversation.on_arrival = partial(self._waker.arrived, binding.identity)
             self._conversations[binding.identity] = conversation
         conversation.proven(binding)
         return conversation

@@ -76,6 +76,8 @@ class Conversation:
         self.notices: list[dict[str, Any]] = []
         """Told in every result until one that carried them was handed off."""
         self.memory_notices = MemoryNotices()
+        self.on_arrival: Callable[[], None] = lambda: None
+        """Called when messages were delivered."""
         self._link = link
         self._profile = profile
         self._window = window
@@ -316,6 +318,8 @@ class Conversation:
             arrived = parse_arrived(params["delivery"])
             self.prefetch.accept(arrived, epoch=params["epoch"], pushed=True)
             self._flush()
+            if self.prefetch.pending:
+                self.on_arrival()
         elif method == "invalidate":
             self.prefetch.supersede(params["subscription"], params["position"], params["envelope"])
             self._flush()

@@ -1,8 +1,9 @@
 """Wakes an idle conversation where its harness has a command for that.
 
 Owns who is idle: a conversation whose hook said that it stopped, until its next call or prompt. It
-is woken once, when something waits; the next stop arms it again, so there is no loop. The words are
-fixed: never anything that a peer wrote. Used in the thread of the event loop; the command is a
+is woken once, when something new arrives; the next stop arms it again, and what waited then is the
+business of the Stop hook itself, so there is no loop. The words are fixed: never anything that a
+peer wrote. Used in the thread of the event loop; the command is a
 process of its own that nobody waits for for long.
 """
 
@@ -10,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import shutil
 from contextlib import suppress
 
-from agentbus.adapter.conversation import Conversation
+from agentbus.harnesses import wake_command
+from agentbus.identity import SessionIdentity
 
 _log = logging.getLogger(__name__)
 
@@ -23,35 +25,31 @@ COMMAND_S = 20.0
 
 
 class Waker:
-    """`command`: what wakes a conversation, None where nothing does."""
+    """Told by the calls of what happens to their conversations."""
 
-    def __init__(self, command: Callable[[str], list[str] | None]) -> None:
-        self._command = command
-        self._idle: set[str] = set()
+    def __init__(self) -> None:
+        self._idle: set[SessionIdentity] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def stopped(self, conversation: str) -> None:
+    def stopped(self, identity: SessionIdentity) -> None:
         """Its turn has ended."""
-        self._idle.add(conversation)
+        self._idle.add(identity)
 
-    def active(self, conversation: str) -> None:
+    def active(self, identity: SessionIdentity) -> None:
         """It does something again."""
-        self._idle.discard(conversation)
+        self._idle.discard(identity)
 
-    def arrived(self, conversation: Conversation) -> None:
-        """Something came for it, or it stopped with something waiting."""
-        identity = conversation.binding.identity
-        if (
-            identity.child is None
-            and identity.conversation in self._idle
-            and conversation.prefetch.pending
-        ):
-            self._idle.discard(identity.conversation)
-            command = self._command(identity.conversation)
-            if command is not None:
-                task = asyncio.create_task(_run(command))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+    def arrived(self, identity: SessionIdentity) -> None:
+        """Something new came for it."""
+        if identity not in self._idle:
+            return
+        self._idle.discard(identity)
+        command = wake_command(identity.application, identity.conversation, WAKE_TEXT)
+        program = None if command is None else shutil.which(command[0])
+        if command is not None and program is not None:
+            task = asyncio.create_task(_run([program, *command[1:]]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
 
 async def _run(command: list[str]) -> None:

@@ -92,7 +92,7 @@ def _question(arguments: Arguments, is_hook: bool) -> dict[str, Any]:
         conversation = fields.get("session_id") if isinstance(fields, dict) else None
     if not isinstance(conversation, str):
         conversation = conversation_of(os.environ)
-    question: dict[str, Any] = {"channels": arguments["--channel"]}
+    question: dict[str, Any] = {"channels": arguments["--channel"], "only_new": is_hook}
     if conversation is not None:
         return {**question, "conversation": conversation}
     return {**question, "harness_pids": ancestors(os.getpid())}

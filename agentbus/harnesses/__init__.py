@@ -9,7 +9,7 @@ from __future__ import annotations
 from agentbus.harnesses import claude_code, codex, generic
 from agentbus.harnesses.evidence import Call, Evidence, Harness, Limits
 
-__all__ = ["Call", "Evidence", "Harness", "Limits", "harness_of"]
+__all__ = ["Call", "Evidence", "Harness", "Limits", "harness_of", "wake_command"]
 
 _BY_CLIENT: dict[str, Harness] = {
     harness.client: harness for harness in (claude_code.HARNESS, codex.HARNESS)
@@ -19,3 +19,11 @@ _BY_CLIENT: dict[str, Harness] = {
 def harness_of(client_name: str) -> Harness:
     """The harness whose MCP client calls itself so; a generic one for all others."""
     return _BY_CLIENT.get(client_name) or generic.harness(client_name)
+
+
+def wake_command(application: str, conversation: str, text: str) -> list[str] | None:
+    """What begins a turn of an idle conversation; None where the harness has no such command."""
+    for harness in _BY_CLIENT.values():
+        if harness.application == application and harness.wake is not None:
+            return harness.wake(conversation, text)
+    return None

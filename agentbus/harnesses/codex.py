@@ -49,10 +49,15 @@ def _turn_metadata(call: Call) -> Evidence | None:
     )
 
 
+def _wake(conversation: str, text: str) -> list[str]:
+    return ["codex", "queue", "--thread", conversation, "--message", text]
+
+
 HARNESS = Harness(
     client="codex-mcp-client",
     application="codex",
     limits=_limits,
     turn_metadata=_turn_metadata,
     environment=nothing,
+    wake=_wake,
 )

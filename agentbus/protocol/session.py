@@ -60,7 +60,8 @@ class Wait:
     """Answer when something waits for a session, after `wait_ms` at the latest.
 
     Whose: of `conversation` (and `application`, where it is known), else of what is attached from
-    one of `harness_pids`. `channels` empty: all of its subscriptions.
+    one of `harness_pids`. `channels` empty: all of its subscriptions. `only_new`: leave out what an
+    earlier wait of this kind has told already, so that nobody is woken twice for one message.
     """
 
     wait_ms: int
@@ -68,6 +69,7 @@ class Wait:
     application: str | None = None
     conversation: str | None = None
     harness_pids: tuple[int, ...] = ()
+    only_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +346,9 @@ _HELLO = frozenset(
     {"protocol", "version", "pid", "config_path", "config_fingerprint", "harness_pid"}
 )
 _HOOK = frozenset({"application", "event", "conversation", "child", "role", "harness_pid"})
-_WAIT = frozenset({"wait_ms", "channels", "application", "conversation", "harness_pids"})
+_WAIT = frozenset(
+    {"wait_ms", "channels", "application", "conversation", "harness_pids", "only_new"}
+)
 _ATTACH = frozenset(
     {
         "agent",
@@ -394,6 +398,7 @@ def parse_wait(params: Any) -> Wait:
         application=read.optional_text("application"),
         conversation=read.optional_text("conversation"),
         harness_pids=read.integers("harness_pids"),
+        only_new=read.flag("only_new"),
     )
 
 

@@ -91,6 +91,19 @@ def test_a_newer_wait_of_a_session_replaces_the_older(bus: InProcessBus) -> None
             assert newer.result(WITHIN_S)["outcome"] == "woken"
 
 
+def test_a_wait_for_what_is_new_tells_each_message_once(bus: InProcessBus) -> None:
+    bus.attach("Sam", "sam-1")
+    kim = bus.attach("Kim", "kim-1")
+    kim.call("send", channel="general", content="one")
+    with waiting(bus, conversation="sam-1", only_new=True) as wait:
+        assert wait.result(WITHIN_S)["channels"] == [{"channel": "general", "waiting": 1}]
+    with waiting(bus, conversation="sam-1", only_new=True) as again:
+        eventually(lambda: waits(bus) == 1, what="nothing is new")
+        kim.call("send", channel="general", content="two")
+        assert again.result(WITHIN_S)["channels"] == [{"channel": "general", "waiting": 1}]
+    assert look(bus, conversation="sam-1")["channels"][0]["waiting"] == 2
+
+
 def test_a_wait_ends_at_its_time(bus: InProcessBus) -> None:
     bus.attach("Sam", "sam-1")
     with waiting(bus, conversation="sam-1", wait_ms=60_000) as wait:
