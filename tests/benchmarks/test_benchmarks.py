@@ -15,6 +15,7 @@ from tests.benchmarks.scenarios import GOALS, MUST_NOT_BE, SCENARIOS
 from tests.benchmarks.workloads import Workload, workloads
 
 
+@pytest.mark.timeout(180)  # some thirty processes, on a machine that may be busy
 def test_every_workload_measures_something() -> None:
     with workloads(print, searched_messages=1000) as found:
         samples = {workload.name: workload.measure(0.15) for workload in found}
