@@ -312,6 +312,8 @@ class System:
         if self._desk is not None:
             self._desk.cancel()  # the ledger has answered whoever waited for a verdict
         clean &= _stop_in_turn([*self._inspectors(), *self._threaded], deadline_s)
+        if self._desk is not None:
+            self._desk.close()
         if self._dispatcher is not None:
             clean &= self._dispatcher.stop(_left_s(deadline_s))
         if self._timer is not None:
