@@ -2,7 +2,8 @@
 
 Takes the locks, reads the configuration, starts the system, waits for a signal or a request to
 stop, and ends it in order. Exit codes: 0 after an orderly stop, 1 after a failure, 2 for a refused
-configuration (one readable line on stderr), 75 when another daemon already runs.
+configuration, 65 for a refused database (one readable line on stderr), 75 when another daemon
+already runs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from agentbus.store.connection import DatabaseUnusable
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
     EXIT_CONFIGURATION,
+    EXIT_DATABASE,
     DaemonLock,
     RuntimePaths,
     prepare_directory,
@@ -57,7 +59,9 @@ def main(argv: list[str] | None = None) -> int:
         path = arguments["--config"]
         config = load_config(Path(path) if path else None)
         return _run(config, foreground=arguments["--foreground"])
-    except (BusError, DatabaseUnusable) as error:
+    except DatabaseUnusable as error:
+        return _refuse(str(error), EXIT_DATABASE)
+    except BusError as error:
         return _refuse(str(error), EXIT_CONFIGURATION)
 
 

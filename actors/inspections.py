@@ -27,6 +27,7 @@ from agentbus.errors import (
 )
 from agentbus.ids import SessionId
 from agentbus.inspection import Allowed, Cancellation, Denied, Failed, Verdict, inspect
+from agentbus.inspection_guard import Guard
 from agentbus.limits import INSPECTIONS_AT_ONCE, INSPECTIONS_WAITING
 from agentbus.store.changes import Mutation
 
@@ -82,6 +83,7 @@ class InspectionDesk:
         self._timeout_s = timeout_s
         self._crashed = crashed
         self._cancellation = Cancellation()
+        self._guard = Guard()
         self._last_ticket = self._started = 0
         self._open: dict[tuple[SessionId, str], _Inspection] = {}
         self._waiting: deque[_Inspection] = deque()
@@ -176,7 +178,7 @@ class InspectionDesk:
         return new
 
     def _run(self, document: bytes) -> Verdict:
-        return inspect(self._argv, document, self._timeout_s, self._cancellation)
+        return inspect(self._argv, document, self._timeout_s, self._cancellation, self._guard)
 
     def _count(self, verdict: Verdict) -> None:
         match verdict:
@@ -198,6 +200,10 @@ class InspectionDesk:
     def cancel(self) -> None:
         """End every run and its processes, now and from now on; their verdict is a failure."""
         self._cancellation.cancel()
+
+    def close(self) -> None:
+        """The last thing: no inspector works any more."""
+        self._guard.close()
 
     def statistics(self) -> InspectionStatistics:
         return InspectionStatistics(

@@ -64,6 +64,9 @@ _log = logging.getLogger(__name__)
 REDIS_CHECK_SECONDS = 5.0
 """How often an idle projection is asked whether it lives; a busy one notices by itself."""
 
+DATABASE_OPEN_SECONDS = 120.0
+"""A large file is read whole after a crash; an older schema is copied and brought up to date."""
+
 
 def database_path(config: Config) -> Path:
     """The SQLite file of a data directory."""
@@ -128,7 +131,7 @@ class System:
             self._desk,
         )
         # The ledger first: it makes the database that the others read.
-        ledger = self._begin(ledger_actor, self._flow)
+        ledger = self._begin(ledger_actor, self._flow, within_s=DATABASE_OPEN_SECONDS)
         projector = self._begin(projector_actor, self._flow)
         self._projector = projector
         search_turn = threading.Lock()
@@ -313,6 +316,8 @@ class System:
         if self._desk is not None:
             self._desk.cancel()  # the ledger has answered whoever waited for a verdict
         clean &= _stop_in_turn([*self._inspectors(), *self._threaded], deadline_s)
+        if self._desk is not None:
+            self._desk.close()
         if self._dispatcher is not None:
             clean &= self._dispatcher.stop(_left_s(deadline_s))
         if self._timer is not None:

@@ -28,6 +28,7 @@ from agentbus.encoding import decode_strict, encode
 from agentbus.errors import ValidationError
 from agentbus.failpoints import reach
 from agentbus.identity import SenderBinding
+from agentbus.inspection_guard import Guard
 from agentbus.limits import INSPECTION_OUTPUT_BYTES, INSPECTION_REASON_CHARACTERS, KIB
 from agentbus.settings import shown
 
@@ -119,9 +120,16 @@ def build_document(operation: str, sender: SenderBinding, payload: Mapping[str, 
 
 
 def inspect(
-    argv: Sequence[str], document: bytes, timeout_s: float, cancellation: Cancellation
+    argv: Sequence[str],
+    document: bytes,
+    timeout_s: float,
+    cancellation: Cancellation,
+    guard: Guard | None = None,
 ) -> Verdict:
-    """Run the command on one document. Every way to go wrong is a `Failed`; nothing is raised."""
+    """Run the command on one document. Every way to go wrong is a `Failed`; nothing is raised.
+
+    `guard` ends the run should this process be killed meanwhile.
+    """
     deadline_s = time.monotonic() + timeout_s
     try:
         child = subprocess.Popen(
@@ -134,12 +142,16 @@ def inspect(
         )
     except (OSError, ValueError) as error:
         return Failed(f"it could not be started: {_reason(error)}")
+    if guard is not None:
+        guard.began(child.pid)
     try:
         try:
             reach("during_inspection")
             output = _Exchange(child, document, deadline_s).run(cancellation)
         finally:
             code = _bury(child)
+            if guard is not None:
+                guard.ended(child.pid)
         return _verdict(code, output)
     except _RunFailedError as error:
         return Failed(str(error))

@@ -25,11 +25,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from agentbus.errors import BusError, NotFoundError, UnavailableError, ValidationError
+from agentbus.errors import (
+    BusError,
+    InternalError,
+    NotFoundError,
+    UnavailableError,
+    ValidationError,
+)
 from agentbus.transport.client import Client, connect_socket, no_daemon
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
     EXIT_CONFIGURATION,
+    EXIT_DATABASE,
     DaemonLock,
     RuntimePaths,
     check_directory,
@@ -66,7 +73,8 @@ def ensure_daemon(
 
     `deadline_s` is how long this may take. Raises UnavailableError when there is none by then (or
     none runs and `allow_start` is false), ForbiddenError for an unsafe runtime folder, and
-    ValidationError with the daemon's own line when its configuration is refused.
+    the daemon's own line as ValidationError when its configuration is refused, as InternalError
+    when its database is.
     """
     give_up_s = time.monotonic() + deadline_s
     uid = os.getuid()
@@ -203,6 +211,8 @@ class _Start:
         last_line = self._last_line()
         if child.returncode == EXIT_CONFIGURATION:
             raise ValidationError(last_line or "the daemon refused its configuration")
+        if child.returncode == EXIT_DATABASE:
+            raise InternalError(last_line or "the daemon cannot use its database")
         if child.returncode in (0, EXIT_ALREADY_RUNNING):
             self._starts -= 1  # it did what it should
             return

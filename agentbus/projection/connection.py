@@ -45,28 +45,55 @@ def execute(client: Client, *command: str | bytes | int) -> Any:
     return client.execute_command(*command)  # type: ignore[no-untyped-call]
 
 
-def execute_many(client: Client, commands: Sequence[Command], *, atomic: bool) -> list[Any]:
-    """Run commands in one round trip; the raw reply of each, or the error that it was answered.
+class Exchange:
+    """Commands on their way in one round trip: sent, and their replies not read yet.
 
-    `atomic`: as one MULTI, of which either every command was run or this raises. What redis-py's
-    pipelines do, at a third of their cost; the projector pays it once per message.
+    Until `replies` or `abandon` the client does nothing else. What redis-py's pipelines do, at a
+    third of their cost; the projector pays it once per message.
     """
-    packed = [_pack(command) for command in commands]
-    if atomic:
-        packed = [_MULTI, *packed, _EXEC]
-    pool = client.connection_pool
-    connection = pool.get_connection()
-    try:
-        connection.send_packed_command([b"".join(packed)])  # type: ignore[no-untyped-call]
-        replies = [_read_reply(connection) for _ in packed]
-    finally:
-        pool.release(connection)
-    if not atomic:
-        return replies
-    ran = replies[-1]
-    if isinstance(ran, redis.ResponseError):  # refused while queued: nothing was run
-        raise next(reply for reply in replies if isinstance(reply, redis.ResponseError))
-    return list(ran)
+
+    __slots__ = ("_atomic", "_commands", "_connection", "_pool")
+
+    def __init__(self, client: Client, commands: Sequence[Command], *, atomic: bool) -> None:
+        """Send them. `atomic`: as one MULTI."""
+        packed = [_pack(command) for command in commands]
+        if atomic:
+            packed = [_MULTI, *packed, _EXEC]
+        self._atomic = atomic
+        self._commands = len(packed)
+        self._pool = client.connection_pool
+        self._connection = self._pool.get_connection()
+        try:
+            self._connection.send_packed_command([b"".join(packed)])  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._pool.release(self._connection)
+            raise
+
+    def replies(self) -> list[Any]:
+        """The raw reply of each command, or the error that it was answered.
+
+        Of a MULTI either every command was run or this raises.
+        """
+        try:
+            replies = [_read_reply(self._connection) for _ in range(self._commands)]
+        finally:
+            self._pool.release(self._connection)
+        if not self._atomic:
+            return replies
+        ran = replies[-1]
+        if isinstance(ran, redis.ResponseError):  # refused while queued: nothing was run
+            raise next(reply for reply in replies if isinstance(reply, redis.ResponseError))
+        return list(ran)
+
+    def abandon(self) -> None:
+        """Nobody reads the replies: the connection is of no use any more."""
+        self._connection.disconnect()  # type: ignore[no-untyped-call]
+        self._pool.release(self._connection)
+
+
+def execute_many(client: Client, commands: Sequence[Command], *, atomic: bool) -> list[Any]:
+    """Run commands in one round trip; see `Exchange`."""
+    return Exchange(client, commands, atomic=atomic).replies()
 
 
 def _read_reply(connection: AbstractConnection) -> Any:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, Sequence
 from agentbus.projection import keys
-from agentbus.projection.connection import Client, execute, info
+from agentbus.projection.connection import Client, Exchange, execute, info
 from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
 from agentbus.projection.launching import Check
 from agentbus.projection.search import has_index
@@ -149,10 +149,34 @@ def rebuild(
     writer.begin_mark(bus_id, through)
     writer.set_removed(removed)
     done = 0
-    for batch in source:
-        writer.load(batch)
-        done += len(batch)
+    for size in _loaded(writer, source):
+        done += size
         reach("during_rebuild")
         progress(done, total)
     reach("before_mark")
     writer.mark()
+
+
+def _loaded(
+    writer: StreamWriter, source: Iterator[list[Projection] | list[StreamEntry]]
+) -> Iterator[int]:
+    """Load each batch, and yield its size when Redis has it.
+
+    The next one is made while Redis takes it: either costs about the same.
+    """
+    loading: Exchange | None = None
+    size = 0
+    try:
+        for batch in source:
+            if loading is not None:
+                finishing, loading = loading, None
+                writer.finish_load(finishing)
+                yield size
+            loading, size = writer.begin_load(batch), len(batch)
+        if loading is not None:
+            finishing, loading = loading, None
+            writer.finish_load(finishing)
+            yield size
+    finally:
+        if loading is not None:
+            loading.abandon()

@@ -19,7 +19,13 @@ import redis
 
 from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.projection import keys
-from agentbus.projection.connection import Client, Command, execute, execute_many
+from agentbus.projection.connection import (
+    Client,
+    Command,
+    Exchange,
+    execute,
+    execute_many,
+)
 from agentbus.projection.errors import EMPTIED, ProjectionError, redis_errors
 from agentbus.projection.search import hash_fields
 from agentbus.rules.documents import SearchDocument
@@ -121,13 +127,21 @@ class StreamWriter:
         """
         self._transact("restate memories", self._commands(changes), tolerate=_ALREADY_THERE)
 
-    def load(self, changes: collections.abc.Sequence[Projection]) -> None:
-        """Apply `changes` during a rebuild, in any order of channels, marking nothing.
+    def begin_load(self, changes: collections.abc.Sequence[Projection]) -> Exchange:
+        """Send `changes` of a rebuild, in any order of channels, marking nothing.
 
-        The streams are known to be new, so an entry out of order within its channel is an error
-        here: leaving it out would lose it.
+        They are there when `finish_load` returns; the next ones can be made in the meantime.
         """
-        self._transact("load a batch", self._commands(changes))
+        with redis_errors("load a batch"):
+            return Exchange(self._client, self._commands(changes), atomic=True)
+
+    def finish_load(self, exchange: Exchange) -> None:
+        """The streams are known to be new, so an entry out of order within its channel is an error
+        here: leaving it out would lose it."""
+        with redis_errors("load a batch"):
+            for reply in exchange.replies():
+                if isinstance(reply, redis.RedisError):
+                    raise reply
 
     def begin_mark(self, bus_id: BusId, through: Sequence) -> None:
         """Write down what `mark` will declare, as the first thing in an empty Redis."""

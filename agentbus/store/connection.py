@@ -1,8 +1,9 @@
 """Opening the database file: one writer, any number of readers, and the pragmas of each.
 
 Owns how a connection is set up and what a file that cannot be used is told apart by. Never reads or
-writes a row. A connection is used by one thread at a time and nothing is shared between two of
-them: Peewee makes the SQL (schema.py); its own hidden connections per thread are not used.
+writes a row of the bus; what else must be true before that is in opening.py. A connection is used
+by one thread at a time and nothing is shared between two of them: Peewee makes the SQL (schema.py);
+its own hidden connections per thread are not used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+from agentbus.errors import BusError, InternalError, UnavailableError
 from agentbus.limits import MIB
 from agentbus.store.schema import APPLICATION_ID, SCHEMA_VERSION
 
@@ -30,6 +32,9 @@ WAL_KEPT_BYTES = 16 * MIB
 """A WAL that readers made larger is cut to this when it begins anew (see write_ahead_log.py)."""
 
 FILE_MODE = 0o600
+
+Pragmas = list[tuple[str, str | int]]
+_READING: Pragmas = [("query_only", 1), ("cache_size", -2 * 1024)]  # KiB
 
 
 class DatabaseUnusable(Exception):
@@ -48,16 +53,17 @@ class CommitUncertain(Exception):
 def open_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
     """Open for reading and writing; makes an empty file where there is none.
 
-    Raises DatabaseUnusable. There may be one writer per file (the daemon's lock sees to it).
+    Raises DatabaseUnusable, and leaves a file of another
+    program untouched. There may be one writer per file (the daemon's lock sees to it).
     """
     try:
-        _make_private(path)
+        make_private(path)
     except OSError as error:
         raise DatabaseUnusable(
             f"{path}: cannot be opened for writing ({error.strerror}); repair the folder's "
             "permissions, or set data_directory to a writable local folder"
         ) from None
-    pragmas: list[tuple[str, str | int]] = [
+    pragmas: Pragmas = [
         ("journal_mode", "wal"),
         ("synchronous", synchronous),
         ("wal_autocheckpoint", WAL_CHECKPOINT_PAGES),
@@ -72,41 +78,28 @@ def open_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open an existing database; no statement can change anything. Raises DatabaseUnusable."""
-    connection, is_bus = _connect(
-        path, _uri(path, "ro"), [("query_only", 1), ("cache_size", -2 * 1024)]
-    )
-    if not is_bus:
-        connection.close()
+    connection, version = _connect(path, _uri(path, "ro"), _READING)
+    if version == SCHEMA_VERSION:
+        return connection
+    connection.close()
+    if version is None:
         raise DatabaseUnusable(f"{path}: holds no bus yet; start the daemon once to create it")
-    return connection
+    raise DatabaseUnusable(
+        f"{path}: has schema version {version}, this program reads {SCHEMA_VERSION}; start the "
+        "daemon once: it brings an older one up to date and says what to do with a newer one"
+    )
 
 
-def check_ours(connection: sqlite3.Connection, path: Path) -> bool:
-    """True for our schema, False for an empty file. Raises DatabaseUnusable for anything else."""
-    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-    if not tables and application_id in (0, APPLICATION_ID):
-        return False
-    if application_id != APPLICATION_ID:
-        raise DatabaseUnusable(
-            f"{path}: a SQLite database, but not one of agentbus; "
-            "move it away, or set data_directory to another folder"
-        )
-    (version,) = connection.execute(
-        "SELECT value FROM meta WHERE key = 'schema_version'"
-    ).fetchone() or (None,)
-    if version != SCHEMA_VERSION:
-        raise DatabaseUnusable(
-            f"{path}: has schema version {version}, this program knows {SCHEMA_VERSION}; "
-            "run the agentbus that last used it, or set data_directory to another folder"
-        )
-    return True
+def open_to_check(path: Path, *, has_log: bool) -> tuple[sqlite3.Connection, object]:
+    """Like `open_reader`, but with whatever schema version is there; it is told too.
+
+    Such a connection does not fold the log into the file, and makes none where there is none.
+    """
+    return _connect(path, _uri(path, "ro", immutable=not has_log), _READING)
 
 
-def _connect(
-    path: Path, uri: str, pragmas: list[tuple[str, str | int]]
-) -> tuple[sqlite3.Connection, bool]:
-    """The connection, and whether there is a bus in the file (else it is empty)."""
+def _connect(path: Path, uri: str, pragmas: Pragmas) -> tuple[sqlite3.Connection, object]:
+    """The connection, and the schema version of what is in the file."""
     try:
         connection = sqlite3.connect(
             uri,
@@ -120,15 +113,37 @@ def _connect(
     except sqlite3.Error as error:
         raise unusable(path, error) from error
     try:
+        version = _version(connection, path)  # before a pragma could change a foreign file
         for name, value in pragmas:
             connection.execute(f"PRAGMA {name} = {value}").fetchall()
-        return connection, check_ours(connection, path)
+        return connection, version
     except sqlite3.Error as error:
         connection.close()
         raise unusable(path, error) from error
     except BaseException:
         connection.close()
         raise
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> object:
+    """Whatever stands for the version of our schema, None for an empty file.
+
+    Raises DatabaseUnusable for the database of another program.
+    """
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if not tables and application_id in (0, APPLICATION_ID):
+        return None
+    if application_id != APPLICATION_ID:
+        raise DatabaseUnusable(
+            f"{path}: a SQLite database, but not one of agentbus; "
+            "move it away, or set data_directory to another folder"
+        )
+    try:
+        row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    except sqlite3.OperationalError as error:
+        raise damaged(path, str(error)) from None
+    return "(none)" if row is None else row[0]
 
 
 class OpenFiles:
@@ -155,21 +170,68 @@ def _inode(path: Path) -> int | None:
         return None
 
 
+def is_damage(error: Exception) -> bool:
+    """Does SQLite say that the file is not what it wrote?"""
+    name = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
+
+
+def damaged(path: Path, how: str) -> DatabaseUnusable:
+    """The one text about a file that is not whole, and the ways out."""
+    return DatabaseUnusable(
+        f"{path}: damaged ({how}); nothing was changed. Move it and its -wal file away, then put a "
+        "copy of both back, or restore an export: agentbus-admin import FILE; with neither, the "
+        "next start begins an empty bus"
+    )
+
+
 def unusable(path: Path, error: sqlite3.Error) -> DatabaseUnusable:
     """Say what SQLite's complaint about a file means."""
-    name = getattr(error, "sqlite_errorname", "")
-    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return DatabaseUnusable(
-            f"{path}: damaged or not a SQLite database ({error}); restore a copy of it, or move it "
-            "and its -wal file away to start with an empty bus"
-        )
+    if is_damage(error):
+        return damaged(path, str(error))
     return DatabaseUnusable(
         f"{path}: cannot be opened ({error}); check that the folder exists, is on a local disk "
         "with free space and may be written"
     )
 
 
-def _make_private(path: Path) -> None:
+def not_read(error: sqlite3.Error) -> BusError:
+    """What a caller hears whose question the database could not answer."""
+    if is_damage(error):
+        return _damage_met(error)
+    return UnavailableError(
+        f"the database could not be read ({error}); see the daemon's log and its disk"
+    )
+
+
+def not_written(error: Exception) -> BusError:
+    """What a caller hears whose change was not stored."""
+    if is_damage(error):
+        return _damage_met(error)
+    return UnavailableError(
+        f"the database could not be written ({error}), nothing was stored; make room on its "
+        "disk or repair it, then try again with the same operation id"
+    )
+
+
+def _damage_met(error: Exception) -> InternalError:
+    """Not retryable: no later call goes better, until a person has restored the file."""
+    return InternalError(
+        f"the database is damaged ({error}), nothing was stored; run agentbus stop, then agentbus "
+        "daemon, which checks the file and says how to restore it"
+    )
+
+
+def sync_folder(path: Path) -> None:
+    """Make the name of a file that was just made or renamed survive a power loss."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_private(path: Path) -> None:
     """The file holds everybody's messages; SQLite gives its -wal and -shm the same mode."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -179,5 +241,5 @@ def _make_private(path: Path) -> None:
         os.close(descriptor)
 
 
-def _uri(path: Path, mode: Literal["rw", "ro"]) -> str:
-    return f"file:{quote(os.path.abspath(path))}?mode={mode}"
+def _uri(path: Path, mode: Literal["rw", "ro"], *, immutable: bool = False) -> str:
+    return f"file:{quote(os.path.abspath(path))}?mode={mode}{'&immutable=1' if immutable else ''}"

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from peewee import SQL
 
-from agentbus.errors import UnavailableError
 from agentbus.ids import Sequence
 from agentbus.rules.documents import DOCUMENT_VERSION, SearchDocument, document_of_envelope
 from agentbus.rules.query import EngineName, FilterField, Query, too_slow
-from agentbus.store.connection import DatabaseUnusable, open_reader
+from agentbus.store.connection import DatabaseUnusable, not_read, open_reader
 from agentbus.store.schema import PLACE, Message, Meta, insert_text, text
 
 _META_KEY = "text_index"
@@ -183,7 +182,7 @@ class TextSearch:
         self._connection.close()
 
     def find(self, query: Query, below: Sequence, count: int, limit_s: float) -> list[Sequence]:
-        """See `SearchEngine`. Raises UnavailableError when the database cannot be read."""
+        """See `SearchEngine`. Raises a BusError when the database cannot be read."""
         deadline_s = time.monotonic() + limit_s
         since_us = -_EVER_US if query.since_ms is None else query.since_ms * 1000
         until_us = _EVER_US if query.until_ms is None else query.until_ms * 1000 + 999
@@ -198,9 +197,7 @@ class TextSearch:
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                 raise too_slow() from None
-            raise UnavailableError(
-                f"the search index could not be read ({error}); see the daemon's log and its disk"
-            ) from error
+            raise not_read(error) from error
         finally:
             self._connection.set_progress_handler(None, 0)
         return [Sequence(row[0]) for row in rows]

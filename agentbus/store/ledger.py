@@ -7,7 +7,8 @@ What may go wrong, and what is then true:
 
 - a change is refused: it has written nothing, its neighbours are not affected;
 - the disk fails before the commit: nothing of the batch is there, every change is refused as
-  `unavailable`, and the next batch is tried as usual;
+  `unavailable` (as `internal` when the file turns out to be damaged), and the next batch is tried
+  as usual;
 - COMMIT itself raises: only reopening the file tells, so `CommitUncertain`, and no more batches;
 - the files were taken away: `FilesGone`, nothing of the batch is there, and no more batches.
 """
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from agentbus.clock import Clock
 from agentbus.config import Config
@@ -50,13 +52,15 @@ from agentbus.store.connection import (
     CommitUncertain,
     FilesGone,
     OpenFiles,
-    check_ours,
-    open_writer,
+    is_damage,
+    not_read,
+    not_written,
     unusable,
 )
-from agentbus.store.creation import create
 from agentbus.store.fts import TextIndex
+from agentbus.store.integrity import check_pages
 from agentbus.store.memories import remove_memory, revise_memory
+from agentbus.store.opening import close_bus, open_bus
 from agentbus.store.pruning import prune_slice
 from agentbus.store.receipts import admit, look_up
 from agentbus.store.sending import send_message
@@ -114,21 +118,25 @@ class LedgerStore:
         self._config = config
         self._clock = clock
         self._uncertain = False
+        self._damage_met = False
         self._batches = self._changes = self._largest_batch = 0
         self._refused = self._reruns = self._failed_batches = 0
-        self._connection = open_writer(path, config.sqlite_synchronous)
+        self._connection = open_bus(path, config.sqlite_synchronous, clock.wall_us())
+        # A process that ends without `close` would let SQLite fold the log in and remove it, and
+        # the next one would have to take it for lost.
+        self._abandon = finalize(self, close_bus, self._connection, in_order=False)
         try:
-            if not check_ours(self._connection, path):
-                create(self._connection, clock.wall_us())
             self._committed = load_committed(self._connection)
             self._bus_id = load_bus_id(self._connection)
             self._verify_accounting(path)
             self.text_index = TextIndex(self._connection)
             self._files = OpenFiles(path)
             self._write_ahead_log = WriteAheadLog(self._connection, path)
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise unusable(path, error) from error
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, sqlite3.Error):
+                raise unusable(path, error) from error
+            raise
 
     @property
     def last_sequence(self) -> Sequence:
@@ -165,12 +173,10 @@ class LedgerStore:
         )
 
     def close(self) -> None:
-        """Fold the log into the file and let go of it.
-
-        SQLite folds by itself only when the last connection goes, and readers may go later.
-        """
-        self._write_ahead_log.close()
-        self._connection.close()
+        """Let go of the file; after trouble the next one who opens it checks it whole."""
+        self._abandon.detach()
+        in_order = not self._uncertain and not self._damage_met
+        close_bus(self._connection, in_order=in_order, fold=self._write_ahead_log.close)
 
     def attend_to_log(self) -> None:
         """Keep the write-ahead log small; after each `apply`, when its outcomes have been told."""
@@ -187,8 +193,9 @@ class LedgerStore:
             admission = admit(work, change)
         except BusError as error:
             return Refused(error)
-        except (sqlite3.Error, OSError) as error:
-            return Refused(UnavailableError(f"the database could not be read ({error})"))
+        except sqlite3.Error as error:
+            self._damage_met |= is_damage(error)
+            return Refused(not_read(error))
         return admission if isinstance(admission, Done) else None
 
     def apply(self, batch: Batch[Change]) -> list[Outcome]:
@@ -303,11 +310,8 @@ class LedgerStore:
             self._uncertain = True
             raise CommitUncertain(f"{error}, then ROLLBACK failed: {rollback_error}") from error
         _log.error("batch of %d not committed: %s", len(batch), error)
-        refusal = UnavailableError(
-            f"the database could not be written ({error}), nothing was stored; make room on its "
-            "disk or repair it, then try again with the same operation id"
-        )
-        return self._refuse(batch, refusal)
+        self._damage_met |= is_damage(error)
+        return self._refuse(batch, not_written(error))
 
     def _refuse(self, batch: Batch[Change], error: BusError) -> list[Outcome]:
         self._failed_batches += 1
@@ -330,6 +334,7 @@ class LedgerStore:
         recorded = self._committed.counters.logical_bytes
         if counted == recorded:
             return
+        check_pages(self._connection, path)  # a row that has changed its size by itself is damage
         _log.warning(
             "%s: recorded %d logical bytes, the rows have %d; corrected", path, recorded, counted
         )

@@ -17,7 +17,6 @@ from typing import Any
 from peewee import SQL, fn
 
 from agentbus.encoding import encode
-from agentbus.errors import UnavailableError
 from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.rules.cursors import missed
 from agentbus.store.changes import (
@@ -27,7 +26,7 @@ from agentbus.store.changes import (
     StoredMessage,
     SubscriptionRow,
 )
-from agentbus.store.connection import open_reader
+from agentbus.store.connection import not_read, open_reader
 from agentbus.store.memories import LAST_OF_DELETED
 from agentbus.store.schema import (
     LIVE_MEMORY,
@@ -447,9 +446,7 @@ class Reader:
         try:
             return self._connection.execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
-            raise UnavailableError(
-                f"the database could not be read ({error}); see the daemon's log and its disk"
-            ) from error
+            raise not_read(error) from error
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, Generation, Sequence
-from agentbus.store.connection import Synchronous, check_ours, open_writer, unusable
-from agentbus.store.creation import create, insert_first_rows
+from agentbus.store.connection import Synchronous, unusable
+from agentbus.store.creation import insert_first_rows
 from agentbus.store.fts import DROP_TEXT_INDEX
+from agentbus.store.opening import close_bus, open_bus
 from agentbus.store.schema import DATA_TABLES, Meta, text
 from agentbus.store.work import load_bus_id, load_committed
 
@@ -32,23 +33,23 @@ class ResetResult:
 
 
 def reset_database(path: Path, synchronous: Synchronous, now_us: int) -> ResetResult:
-    """Make the bus empty, with a new bus id. Raises DatabaseUnusable; then nothing was changed."""
-    connection = open_writer(path, synchronous)
+    """Make the bus empty, with a new bus id. Raises DatabaseUnusable; then nothing was deleted."""
+    connection = open_bus(path, synchronous, now_us)
+    in_order = False
     try:
-        if not check_ours(connection, path):
-            create(connection, now_us)
-        else:
-            _reset(connection, now_us)
-        # Deleted text is still in the log; this writes it out and cuts the log to nothing.
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        _reset(connection, now_us)
+        reach("after_reset")
         counters = load_committed(connection).counters
-        return ResetResult(
+        result = ResetResult(
             load_bus_id(connection), counters.last_sequence, counters.last_generation
         )
+        in_order = True
+        return result
     except sqlite3.Error as error:
         raise unusable(path, error) from error
     finally:
-        connection.close()
+        # Deleted text is still in the log; this writes it out and cuts the log to nothing.
+        close_bus(connection, in_order=in_order)
 
 
 def _reset(connection: sqlite3.Connection, now_us: int) -> None:

@@ -41,8 +41,10 @@ LOCK_RETRY_S: Final = 0.2
 """How long `acquire` tries again: `held_by_another` holds the lock itself for an instant."""
 
 EXIT_CONFIGURATION: Final = 2
+EXIT_DATABASE: Final = 65
 EXIT_ALREADY_RUNNING: Final = 75
-"""Exit codes of the daemon: one readable line on stderr; another daemon holds the lock."""
+"""Exit codes of the daemon, each with one readable line on stderr: the configuration is refused,
+the database is, another daemon holds the lock."""
 
 _HASH_CHARACTERS = 16
 

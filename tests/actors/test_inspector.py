@@ -96,6 +96,7 @@ class Stage:
         self.desk.cancel()
         for address in self.desk.addresses:
             assert stop_actor(address, 5.0)
+        self.desk.close()
         self.projector.stop()
         self.origin.stop()
         assert not any(map(is_there, self.hook.pids()))

@@ -27,6 +27,7 @@ LEVELS: dict[str, float] = {
     "agentbus.protocol": 3.0,  # the ledger stores what the protocol names: docs/adr/0001
     "agentbus.store": 3.1,
     "agentbus.projection": 3.1,
+    "agentbus.inspection_guard": 3.0,
     "agentbus.inspection": 3.1,
     "agentbus.logs": 3.1,
     "agentbus.transport": 3.2,

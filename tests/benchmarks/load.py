@@ -168,7 +168,7 @@ def _wire(load: Load) -> Wire:
 
 
 def run(load: Load) -> Sample:
-    """Keep every connection's window full until the time is over."""
+    """Keep every connection's window full until the time is over and something was answered."""
     wires: list[Wire] = [_wire(load) for _ in range(load.clients)]
     texts = contents()
     selector = selectors.DefaultSelector()
@@ -191,18 +191,18 @@ def run(load: Load) -> Sample:
     for wire in wires:
         send(wire, load.in_flight)
     now_s = 0.0
-    while now_s < end_s:
+    while now_s < end_s or not latencies_s:
         for key, _ in selector.select(5.0):
             wire = key.data
             count = wire.answers(wire.socket.recv(READ_BYTES))
             now_s = time.perf_counter()
             for _ in range(count):
                 latency_s = now_s - sent_at_s[wire].popleft()
-                if begin_s <= now_s < end_s:
+                if now_s >= begin_s:
                     latencies_s.append(latency_s)
             if count:
                 send(wire, count)
-    return Sample.of_latencies(latencies_s, load.seconds)
+    return Sample.of_latencies(latencies_s, now_s - begin_s)
 
 
 def run_sends(load: Load, sends: int) -> Sample:
@@ -250,7 +250,7 @@ def run_deliver(load: Load) -> Sample:
     texts = contents()
     begin_s = time.perf_counter() + load.seconds * WARM_UP_SHARE
     end_s = begin_s + load.seconds
-    while (now_s := time.perf_counter()) < end_s:
+    while (now_s := time.perf_counter()) < end_s or not latencies_s:
         wire.socket.sendall(wire.frame(texts[len(latencies_s) % len(texts)]))
         arrived_s = float(here.recv(64))  # the same clock: monotonic, of the whole machine
         if now_s >= begin_s:
@@ -259,7 +259,7 @@ def run_deliver(load: Load) -> Sample:
             pass
     os.kill(receiver, signal.SIGKILL)
     os.waitpid(receiver, 0)
-    return Sample.of_latencies(latencies_s, load.seconds)
+    return Sample.of_latencies(latencies_s, now_s - begin_s)
 
 
 def _receive(load: Load, teller: socket.socket) -> NoReturn:

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 
@@ -16,7 +15,7 @@ from agentbus.ids import new_id
 from tests.benchmarks.content import contents
 from tests.benchmarks.filling import CHANNELS
 from tests.benchmarks.reading import START_WITHIN_S, filled_bus
-from tests.benchmarks.scale import Readings, Scale
+from tests.benchmarks.scale import Rounds, Scale
 from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
 
@@ -25,7 +24,7 @@ RETRY_S = 0.02
 DRAIN_WITHIN_S = 60.0
 
 
-def measure_rebuild(scale: Scale) -> Iterator[Readings]:
+def measure_rebuild(scale: Scale) -> Rounds:
     """Redis killed; the daemon stopped and started; the daemon killed and started."""
     with filled_bus(scale.messages) as bus:
         bus.start(START_WITHIN_S)
@@ -66,7 +65,7 @@ def _kill_redis(bus: ThrowAwayBus) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def measure_redis_killed(scale: Scale) -> Iterator[Readings]:
+def measure_redis_killed(scale: Scale) -> Rounds:
     """Redis killed while clients send and one receives: when sends go on, and whether everything
     that was accepted has arrived, once."""
     with filled_bus(scale.messages) as bus:

@@ -16,7 +16,7 @@ from tests.benchmarks.filling import CHANNELS, fill
 from tests.benchmarks.generator import generate, load_of, start_generator
 from tests.benchmarks.load import CHANNEL
 from tests.benchmarks.receivers import ReceiverProcess, Receivers
-from tests.benchmarks.scale import Readings, Scale
+from tests.benchmarks.scale import Rounds, Scale
 from tests.bus_fixture import ThrowAwayBus
 
 SETTINGS: dict[str, Any] = {
@@ -49,7 +49,7 @@ def bus_with_channel() -> Iterator[ThrowAwayBus]:
         yield bus
 
 
-def measure_fanout(scale: Scale) -> Iterator[Readings]:
+def measure_fanout(scale: Scale) -> Rounds:
     """One sender with 16 in flight, everybody subscribed to its channel."""
     while True:
         with bus_with_channel() as bus:
@@ -63,7 +63,7 @@ def measure_fanout(scale: Scale) -> Iterator[Readings]:
         yield {"subscribers": scale.subscribers, "deliveries/s": received.per_second}
 
 
-def measure_backlog(scale: Scale) -> Iterator[Readings]:
+def measure_backlog(scale: Scale) -> Rounds:
     """A session that has everything before it, through its window, as an adapter reads."""
     with filled_bus(scale.messages) as bus:
         bus.start(START_WITHIN_S)
@@ -75,7 +75,7 @@ def measure_backlog(scale: Scale) -> Iterator[Readings]:
             yield {"messages": scale.messages, "messages/s": received.per_second}
 
 
-def measure_long_readers(scale: Scale) -> Iterator[Readings]:
+def measure_long_readers(scale: Scale) -> Rounds:
     """The largest size of the write-ahead log while much is sent and somebody reads all the time:
     sessions of the bus, and another process in one transaction."""
     while True:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 Readings: TypeAlias = dict[str, float]
 """Of one round: what it is, with its unit, and the value."""
+
+Rounds: TypeAlias = Generator[Readings, None, None]
+"""Without end: close it after as many as are wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ Each is a function of a `Scale` that prepares everything and yields one round of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from statistics import median
@@ -13,10 +14,10 @@ from typing import Any, TypeAlias
 
 from tests.benchmarks.outages import measure_rebuild, measure_redis_killed
 from tests.benchmarks.reading import measure_backlog, measure_fanout, measure_long_readers
-from tests.benchmarks.scale import FULL, QUICK, Readings, Scale
+from tests.benchmarks.scale import FULL, QUICK, Rounds, Scale
 from tests.benchmarks.sizes import measure_channels, measure_sessions
 
-Measure: TypeAlias = Callable[[Scale], Iterator[Readings]]
+Measure: TypeAlias = Callable[[Scale], Rounds]
 
 SCENARIOS: dict[str, Measure] = {
     "fanout-32": measure_fanout,
@@ -27,6 +28,8 @@ SCENARIOS: dict[str, Measure] = {
     "channels-5k": measure_channels,
     "sessions-200": measure_sessions,
 }
+
+MUST_NOT_BE = ("lost", "twice")
 
 GOALS: dict[tuple[str, str], str] = {
     ("fanout-32", "deliveries/s"): "at least 30,000",
@@ -45,7 +48,7 @@ GOALS: dict[tuple[str, str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The medians of all rounds; `worst` where only the worst one counts."""
+    """The medians of all rounds; of what must not happen the worst round."""
 
     name: str
     readings: dict[str, float]
@@ -57,8 +60,11 @@ class Result:
 
 def run_scenario(name: str, *, quick: bool, rounds: int) -> Result:
     scale = QUICK if quick else FULL
-    found = list(islice(SCENARIOS[name](scale), rounds))
-    readings = {key: median(one[key] for one in found) for key in found[0]}
+    with closing(SCENARIOS[name](scale)) as measured:
+        found = list(islice(measured, rounds))
+    readings = {
+        key: (max if key in MUST_NOT_BE else median)(one[key] for one in found) for key in found[0]
+    }
     return Result(name, readings, tuple(found))
 
 

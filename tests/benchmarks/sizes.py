@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from statistics import median
 
@@ -13,14 +12,14 @@ from tests.adapter.adapter_process import AdapterProcess
 from tests.benchmarks.generator import generate, load_of
 from tests.benchmarks.load import CHANNEL, BusWire
 from tests.benchmarks.reading import START_WITHIN_S, bus_with_channel, filled_bus
-from tests.benchmarks.scale import Readings, Scale
+from tests.benchmarks.scale import Rounds, Scale
 from tests.bus_fixture import ThrowAwayBus
 from tests.soak.sampling import ProcessSample, sample_process
 
 ADAPTERS = 3
 
 
-def measure_channels(scale: Scale) -> Iterator[Readings]:
+def measure_channels(scale: Scale) -> Rounds:
     """Sends in turn to a few of many channels, with a subscriber, beside a bus with one channel."""
     active = [f"channel{number}" for number in range(scale.active_channels)]
     with ExitStack() as stack:
@@ -48,11 +47,12 @@ def _accept_p50_us(bus: ThrowAwayBus, channels: list[str], seconds: float) -> fl
     return generate(load_of(bus.runtime.socket, seconds=seconds, channels=channels)).p50_us
 
 
-def measure_sessions(scale: Scale) -> Iterator[Readings]:
+def measure_sessions(scale: Scale) -> Rounds:
     """Attached sessions that say no more than an idle adapter does; and a few real adapters."""
-    with bus_with_channel() as bus:
+    with bus_with_channel() as bus, ExitStack() as stack:
         wires = [BusWire(str(bus.runtime.socket), f"Idle{n}") for n in range(scale.sessions)]
         for wire in wires:
+            stack.enter_context(wire.socket)
             wire.call("subscribe", channel=CHANNEL)
         while True:
             adapters = [_start_adapter(bus, number) for number in range(ADAPTERS)]

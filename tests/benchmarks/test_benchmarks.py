@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from agentbus.encoding import decode_trusted
 from tests.benchmarks.__main__ import choose, main
 from tests.benchmarks.figures import Figure, Sample
+from tests.benchmarks.scale import Scale
+from tests.benchmarks.scenarios import GOALS, MUST_NOT_BE, SCENARIOS
 from tests.benchmarks.workloads import Workload, workloads
 
 
+@pytest.mark.timeout(180)  # some thirty processes, on a machine that may be busy
 def test_every_workload_measures_something() -> None:
     with workloads(print, searched_messages=1000) as found:
         samples = {workload.name: workload.measure(0.15) for workload in found}
@@ -20,6 +24,27 @@ def test_every_workload_measures_something() -> None:
     for name, sample in samples.items():
         assert sample.per_second > 0, name
         assert 0 < sample.p50_us <= sample.p99_us, name
+
+
+TINY = Scale(
+    messages=300,
+    channels=30,
+    active_channels=3,
+    sessions=4,
+    subscribers=3,
+    fanned_out=30,
+    seconds=0.1,
+)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_gives_its_readings(name: str) -> None:
+    with closing(SCENARIOS[name](TINY)) as rounds:
+        readings = next(rounds)
+    goals = {reading for scenario, reading in GOALS if scenario == name}
+    assert goals <= readings.keys()
+    assert all(value >= 0 for value in readings.values())
+    assert all(readings[key] == 0 for key in MUST_NOT_BE if key in readings)
 
 
 def test_a_run_reports_figures_ratios_and_the_machine(
@@ -33,6 +58,18 @@ def test_a_run_reports_figures_ratios_and_the_machine(
     assert [figure["name"] for figure in document["figures"]] == ["floor-1", "accept-1"]
     assert document["ratios"]["accept-1 / floor-1, p50"] > 0
     assert "accept-1 / floor-1, p50" in capsys.readouterr().out
+
+
+def test_a_run_of_scenarios_only_starts_no_workloads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    assert main(["--quick", "--rounds", "1", "--only", "fanout-32", "--json", str(report)]) == 0
+    document = decode_trusted(report.read_bytes())
+    assert (document["figures"], document["ratios"]) == ([], {})
+    (fanout,) = document["scenarios"]
+    assert fanout["readings"]["deliveries/s"] > 0
+    assert "goal: at least 30,000" in capsys.readouterr().out
 
 
 def test_a_quick_run_leaves_out_what_is_slow_to_start_unless_it_is_named() -> None:

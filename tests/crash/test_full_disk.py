@@ -15,6 +15,7 @@ import pytest
 
 from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import new_id
+from agentbus.transport.singleton import EXIT_DATABASE
 from tests.bus_fixture import BusSession, ThrowAwayBus, stop_daemon
 from tests.crash.conversation import attempt
 from tests.eventually import eventually
@@ -177,7 +178,7 @@ def test_a_start_on_a_full_disk_is_refused_in_one_line_and_leaves_no_process(
             text=True,
             timeout=20,
         )
-        assert refused.returncode == 2, refused.stderr
+        assert refused.returncode == {"data": EXIT_DATABASE, "run": 2}[full], refused.stderr
         (line,) = refused.stderr.splitlines()[-1:]
         assert str(folder) in line
         assert "Traceback" not in refused.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -98,7 +99,8 @@ def emptied_at(
     """The batches; before the one of that number, or after the last, somebody empties Redis."""
     for number, batch in enumerate([*batches, []]):
         if number == boundary:
-            redis_server.client.flushall()
+            with closing(redis_server.server.connect()) as somebody:
+                somebody.flushall()
         if batch:
             yield batch
 
@@ -118,7 +120,7 @@ def test_a_rebuild_during_which_redis_is_emptied_never_counts_as_complete(
 def test_a_replay_during_which_redis_is_emptied_never_counts_as_complete(
     redis_server: PrivateRedis, writer: StreamWriter, boundary: int
 ) -> None:
-    writer.load([entry(1)])
+    writer.finish_load(writer.begin_load([entry(1)]))
     set_mark(writer, BUS_ID, Sequence(1))
     batches = [[entry(2)], [entry(3)], [entry(4, TWO)]]
     source = emptied_at(redis_server, batches, boundary)

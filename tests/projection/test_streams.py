@@ -86,7 +86,7 @@ def test_projecting_twice_changes_nothing(writer: StreamWriter, reader: StreamRe
 
 def test_loading_out_of_order_is_an_error_and_not_a_loss(writer: StreamWriter) -> None:
     with pytest.raises(ProjectionError, match="equal or smaller"):
-        writer.load(batch(2, 1))
+        writer.finish_load(writer.begin_load(batch(2, 1)))
 
 
 def test_a_count_ends_the_slice(writer: StreamWriter, reader: StreamReader) -> None:

@@ -26,7 +26,7 @@ def test_a_run_writes_its_samples_and_draws_them(
     assert len(rows) == 5  # six looks, of which the first has nothing to compare with
     ElementTree.fromstring(plot.read_text())
     shown = capsys.readouterr().out
-    assert "conversations" in shown
+    assert "searcher" in shown
     assert "daemon RSS MiB" in shown
 
 

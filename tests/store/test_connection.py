@@ -34,9 +34,9 @@ def test_the_writer_logs_ahead_and_syncs_as_configured(
 
 
 def test_the_files_are_private_also_if_the_database_was_not(tmp_path: Path) -> None:
-    path = tmp_path / "bus.sqlite3"
-    path.touch(0o644)
-    path.chmod(0o644)
+    bus = Bus(tmp_path)
+    bus.close()
+    bus.path.chmod(0o644)
     bus = Bus(tmp_path)
     bus.attach()
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path) -> None
     path = tmp_path / "bus.sqlite3"
     text = b"Dear diary, this is no database at all. " * 200
     path.write_bytes(text)
-    assert "not a SQLite database" in refusal(path)
+    assert "file is not a database" in refusal(path)
     assert path.read_bytes() == text
 
 
@@ -87,12 +87,14 @@ def test_another_programs_database_is_refused_untouched(tmp_path: Path) -> None:
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE bookmarks (url)")
     other.close()
+    before = path.read_bytes()
     assert "not one of agentbus" in refusal(path)
+    assert path.read_bytes() == before
     with pytest.raises(DatabaseUnusable, match="not one of agentbus"):
         open_reader(path)
 
 
-@pytest.mark.parametrize("version", [1, 99, None, "x"])
+@pytest.mark.parametrize("version", [0, 3, 99, None, "x", 2.5])
 def test_a_schema_of_another_version_is_refused(bus: Bus, version: Any) -> None:
     connection = bus.store._connection
     if version is None:
@@ -101,8 +103,9 @@ def test_a_schema_of_another_version_is_refused(bus: Bus, version: Any) -> None:
         connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
     bus.close()
     message = refusal(bus.path)
-    assert f"schema version {version}" in message
+    assert f"schema version {'(none)' if version is None else version}, this program" in message
     assert "knows 2" in message
+    assert ("newer agentbus" in message) is (version in (3, 99))
 
 
 def test_a_damaged_database_is_refused(bus: Bus) -> None:

@@ -252,5 +252,6 @@ def test_the_log_of_writes_stays_bounded(bus: Bus) -> None:
     for _ in range(60):
         bus.store.apply([sam.send("x" * 20_000) for _ in range(10)])
         sizes.append(wal.stat().st_size)
-    assert max(sizes[30:]) <= max(sizes[:30])
+    a_page = 4096 + 24  # the tables grow, and with them what a batch touches
+    assert max(sizes[30:]) <= max(sizes[:30]) + 2 * a_page
     assert max(sizes) < 4_000_000 < bus.path.stat().st_size
