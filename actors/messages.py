@@ -471,7 +471,6 @@ class LiveSession:
     identity_source: str
     attached_at_us: int
     adapter_pid: int
-    harness_pid: int | None
 
 
 # --- CleanupScheduler ---

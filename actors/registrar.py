@@ -42,6 +42,7 @@ from actors.pool import PooledActor
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.routes import Route, Routes
+from actors.wait_keeper import AttachmentClosed, AttachmentOpened
 from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.encoding import encode_line
@@ -96,8 +97,10 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         bus_id: BusId,
         clock: Clock,
         crashed: Crashed,
+        waits: Address[AttachmentOpened | AttachmentClosed],
     ) -> None:
         super().__init__()
+        self._waits = waits
         self._make_neighbours = neighbours
         self._ledger = ledger
         self._routes = routes
@@ -283,12 +286,13 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 identity_source=attach.identity_source,
                 attached_at_us=self._clock.wall_us(),
                 adapter_pid=register.hello.pid,
-                harness_pid=register.hello.harness_pid,
             ),
             route,
             register.hello.pid,
         )
         self._routes.bind(route)
+        conversation, harness_pid = bound.identity.conversation, register.hello.harness_pid
+        self._waits.tell(AttachmentOpened(bound.session_id, conversation, harness_pid))
         register.reply_to.set(self._attach_answer(bound))
         try:
             start_actor(
@@ -296,6 +300,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             )
         except (RuntimeError, MemoryError) as error:  # no thread or no memory is left for it
             self._routes.unbind(attachment)
+            self._waits.tell(AttachmentClosed(attachment.session_id))
             del self._live[_key(attach)]
             register.link.close("no thread can be started for its attachment")
             self._notify_crash(actor.name, error)
@@ -346,6 +351,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         if identity.child is None:
             self._former_names[live.route.link, agent] = live.session.sender.display_name
         self._routes.unbind(attachment)
+        self._waits.tell(AttachmentClosed(attachment.session_id))
         live.route.address.tell(Detached())
         if error is not None:
             live.route.link.send(_detached_frame(attachment, error))

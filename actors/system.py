@@ -154,8 +154,10 @@ class System:
                 open_search=open_search,
             )
 
+        keeper = WaitKeeperActor(self._open_store, channels, timer)
+        waits = self._begin(keeper, self._threaded)
         registrar_actor = RegistrarActor(
-            neighbours, ledger, self._routes, config, bus_id, clock, self._crashed
+            neighbours, ledger, self._routes, config, bus_id, clock, self._crashed, waits
         )
         registrar = registrar_actor.address
         self._registrar = self._begin_pooled(dispatcher, registrar_actor)
@@ -163,8 +165,6 @@ class System:
             ledger, registrar, timer, config.cleanup_interval_seconds
         )
         cleanup = self._begin_pooled(dispatcher, cleanup_actor)
-        keeper = WaitKeeperActor(self._open_store, channels, registrar, timer)
-        waits = self._begin(keeper, self._threaded)
         sources = Sources(
             supervisor=self._supervisor,
             registrar=registrar,

@@ -10,25 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
-from actors.base import Address, BusActor, Reply
+from actors.base import BusActor, Reply
 from actors.channel import ChannelDirectory
 from actors.messages import (
     Disconnected,
     Link,
-    LiveSessionsAsked,
     NoticePosted,
     ReadinessChanged,
-    RegistrarMessage,
     Unwatch,
     Wake,
     Watch,
 )
-from actors.replies import TellReply
 from actors.timer import Timer, TimerHandle
 from agentbus.errors import BusError, NotFoundError, UnavailableError
 from agentbus.ids import ChannelId, Sequence, SessionId
 from agentbus.protocol.session import Wait
 from agentbus.store.reader import Reader, SessionRow
+
+RETURN_S = 0.5
+"""An adapter that lost its connection, or a session that is taken over, is back before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,6 @@ class WaitAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class WaiterTold:
-    """The conversation that is attached from the asker's harness process, if there is one."""
-
-    ticket: int
-    conversation: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class WaitDue:
     """The time of the wait with this reply is up."""
 
@@ -56,8 +48,38 @@ class WaitDue:
     due_of: Reply
 
 
+@dataclass(frozen=True, slots=True)
+class AttachmentOpened:
+    """A session is attached; `harness_pid`: the process that started its adapter."""
+
+    session_id: SessionId
+    conversation: str
+    harness_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentClosed:
+    session_id: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnDue:
+    """A session whose attachment closed has had time to attach again."""
+
+    session_id: SessionId
+    due_of: Reply
+
+
 WaitKeeperMessage: TypeAlias = (
-    WaitAsked | WaiterTold | WaitDue | Wake | NoticePosted | Disconnected | ReadinessChanged
+    WaitAsked
+    | WaitDue
+    | AttachmentOpened
+    | AttachmentClosed
+    | ReturnDue
+    | Wake
+    | NoticePosted
+    | Disconnected
+    | ReadinessChanged
 )
 
 
@@ -73,7 +95,9 @@ class _Waiting:
 class WaitKeeperActor(BusActor[WaitKeeperMessage]):
     """One wait per session; a newer one takes the place of an older.
 
-    1. A wait is answered once: `woken` with what waits, `timeout`, or `replaced`.
+    1. A wait is answered once: `woken` with what waits, `timeout`, `replaced`, or, for one that is
+       to begin a turn (`only_new`), `ended` when the session is attached no more: a harness that
+       ends waits for its hooks.
     2. A wait watches its channels before it counts, so nothing that arrives is missed.
     3. Counted is what `receive` would bring: not the session's own messages, nothing expired.
     """
@@ -82,19 +106,16 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         self,
         open_store: Callable[[], Reader],
         channels: ChannelDirectory,
-        registrar: Address[RegistrarMessage],
         timer: Timer,
     ) -> None:
         super().__init__()
         self._open_store = open_store
         self._channels = channels
-        self._registrar = registrar
         self._timer = timer
         self._waiting: dict[SessionId, _Waiting] = {}
         self._watched: set[ChannelId] = set()
         self._woken_through: dict[SessionId, Sequence] = {}  # by waits for what is new
-        self._unresolved: dict[int, WaitAsked] = {}
-        self._last_ticket = 0
+        self._attached: dict[SessionId, AttachmentOpened] = {}
         self._store: Reader
 
     def on_start(self) -> None:
@@ -102,8 +123,6 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
 
     def on_stop(self) -> None:
         stopping = UnavailableError("the bus is stopping")
-        for asked in self._unresolved.values():
-            asked.reply_to.set_exception(stopping)
         for waiting in self._waiting.values():
             waiting.reply_to.set_exception(stopping)
         self._store.close()
@@ -117,12 +136,18 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         match message:
             case WaitAsked():
                 self._asked(message)
-            case WaiterTold(ticket, conversation):
-                self._told(ticket, conversation)
             case WaitDue(session_id, due_of):
                 waiting = self._waiting.get(session_id)
                 if waiting is not None and waiting.reply_to is due_of:
                     self._end_wait(waiting, "timeout")
+            case AttachmentOpened(session_id):
+                self._attached[session_id] = message
+            case AttachmentClosed(session_id):
+                self._closed(session_id)
+            case ReturnDue(session_id, due_of):
+                waiting = self._waiting.get(session_id)
+                if session_id not in self._attached and waiting and waiting.reply_to is due_of:
+                    self._end_wait(waiting, "ended")
             case Wake(channel_id):
                 self._woken(channel_id)
             case Disconnected(link):
@@ -141,30 +166,18 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
 
     def _asked(self, asked: WaitAsked) -> None:
         wait = asked.wait
-        if wait.conversation is not None:
-            self._begin_wait(asked, self._store.find_session(wait.application, wait.conversation))
-            return
-        self._last_ticket += 1
-        ticket = self._last_ticket
-        self._unresolved[ticket] = asked
-        pids = wait.harness_pids
-        self._registrar.tell(
-            LiveSessionsAsked(
-                TellReply(
-                    self.address,
-                    lambda live: WaiterTold(
-                        ticket,
-                        next((one.conversation for one in live if one.harness_pid in pids), None),
-                    ),
-                    lambda _: WaiterTold(ticket, None),
-                )
+        conversation = wait.conversation
+        if conversation is None:
+            of_harness = (
+                one.conversation
+                for one in self._attached.values()
+                if one.harness_pid in wait.harness_pids
             )
-        )
-
-    def _told(self, ticket: int, conversation: str | None) -> None:
-        asked = self._unresolved.pop(ticket)
-        known = None if conversation is None else self._store.find_session(None, conversation)
-        self._begin_wait(asked, known)
+            conversation = next(of_harness, None)
+        session = None
+        if conversation is not None:
+            session = self._store.find_session(wait.application, conversation)
+        self._begin_wait(asked, session)
 
     def _begin_wait(self, asked: WaitAsked, session: SessionRow | None) -> None:
         if session is None:
@@ -194,6 +207,13 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         except BusError as error:
             self._forget(waiting)
             asked.reply_to.set_exception(error)
+
+    def _closed(self, session_id: SessionId) -> None:
+        self._attached.pop(session_id, None)
+        waiting = self._waiting.get(session_id)
+        if waiting is not None and waiting.wait.only_new:
+            due = ReturnDue(session_id, waiting.reply_to)
+            self._timer.deliver_after(RETURN_S, self.address, due)
 
     # --- waking ---
 
@@ -235,7 +255,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         return {
             "outcome": outcome,
             "display_name": waiting.session.display_name,
-            "channels": [] if outcome == "replaced" else self._channels_of(waiting),
+            "channels": [] if outcome in ("replaced", "ended") else self._channels_of(waiting),
         }
 
     def _end_wait(self, waiting: _Waiting, outcome: str) -> None:

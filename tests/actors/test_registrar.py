@@ -70,6 +70,7 @@ class Desk:
     redis: PrivateRedis
     ledger: Probe = field(default_factory=Probe)
     other: Probe = field(default_factory=Probe)
+    waits: Probe = field(default_factory=Probe)
     crashes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,6 +85,7 @@ class Desk:
             BusId("bus"),
             self.bus.clock,
             self._crashed,
+            self.waits.address,
         )
         self.registrar = self.dispatcher.start(actor, crashed=self._crashed)
         self.registrar.tell(READY)

@@ -184,13 +184,26 @@ class ClaudeCode(CommandLine):
         }
 
     def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:
-        executable = installed(
-            "node_modules/@anthropic-ai/claude-code-*/claude", "@anthropic-ai/claude-code"
-        )
-        command = [str(executable), "-p", "--output-format", "json"]
+        command = [str(claude_executable()), "-p", "--output-format", "json"]
         command += ["--allowedTools", f"mcp__{SERVER}"]
         command += ["--mcp-config", str(self._mcp_config), "--strict-mcp-config"]
         return [*command, *options, "--", prompt]
+
+
+class InstalledClaudeCode(ClaudeCode):
+    """Claude Code into whose user configuration `agentbus-admin install` has put the bus."""
+
+    def _configure(self) -> None:
+        if not (self.home / ".claude.json").exists():
+            install(self, "claude-code")
+
+    def _environment(self) -> dict[str, str]:
+        # Servers and hooks are given all that Claude Code itself was given.
+        return {**super()._environment(), **self.adapter.environment}
+
+    def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:
+        command = [str(claude_executable()), "-p", "--output-format", "json"]
+        return [*command, "--allowedTools", f"mcp__{SERVER},Agent", *options, "--", prompt]
 
 
 class Codex(CommandLine):
@@ -241,6 +254,27 @@ required = true
     def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:
         executable = installed("node_modules/@openai/codex-*/vendor/*/bin/codex", "@openai/codex")
         return [str(executable), "exec", "--json", "--skip-git-repo-check", *options, prompt]
+
+
+def install(line: CommandLine, harness: str) -> None:
+    """As its user does it."""
+    admin = Path(sysconfig.get_path("scripts")) / "agentbus-admin"
+    done = subprocess.run(
+        [
+            *(str(admin), "install", harness, "--agent", line.adapter.agent),
+            *("--config", str(line.adapter.bus.config_path)),
+        ],
+        env={"HOME": str(line.home), "PATH": os.environ["PATH"]},
+        cwd=line.work,
+        capture_output=True,
+        text=True,
+        timeout=FINISH_WITHIN_S,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def claude_executable() -> Path:
+    return installed("node_modules/@anthropic-ai/claude-code-*/claude", "@anthropic-ai/claude-code")
 
 
 def installed(pattern: str, package: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from actors.wait_keeper import RETURN_S
 from agentbus.errors import BusError
 from agentbus.limits import PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import Notification
@@ -186,3 +187,28 @@ def test_the_end_of_a_session_releases_its_attachment(bus: InProcessBus) -> None
         sam.call("whoami")
     assert stale.value.code == "stale_attachment"
     assert bus.attach("Sam", "sam-2").facts["display_name"] == "Sam"
+
+
+def test_a_wait_that_begins_a_turn_ends_with_its_attachment(bus: InProcessBus) -> None:
+    sam = bus.attach("Sam", "sam-1")
+    with (
+        waiting(bus, conversation="sam-1", only_new=True) as turn,
+        waiting(bus, conversation="sam-1") as _,
+    ):
+        eventually(lambda: waits(bus) == 1, what="the newer one took its place")
+        assert turn.result(WITHIN_S)["outcome"] == "replaced"
+    with waiting(bus, conversation="sam-1", only_new=True) as turn:
+        eventually(lambda: waits(bus) == 1, what="the wait is known")
+        sam.close()
+        bus.attach("Sam", "sam-1")  # back in time
+        bus.clock.advance(RETURN_S * 2)
+        assert not turn.done()
+        with Client.connect(bus.paths.socket, 5.0) as hooks:
+            ended = {"application": "test", "event": "SessionEnd", "conversation": "sam-1"}
+            hooks.request("hook", ended, 5.0)
+        bus.clock.advance(RETURN_S * 2)
+        assert turn.result(WITHIN_S) == {
+            "outcome": "ended",
+            "display_name": "Sam",
+            "channels": [],
+        }
