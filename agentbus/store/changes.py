@@ -25,7 +25,9 @@ from agentbus.protocol.operations import (
 )
 
 GapCause = Literal["age", "capacity"]
-PruneWhat = Literal["messages_by_age", "tombstones", "receipts", "subscriptions"]
+PruneWhat = Literal[
+    "messages_by_age", "messages_by_capacity", "tombstones", "receipts", "subscriptions"
+]
 SubscriptionId = int
 """Row id of a subscription, never reused: a report for an older one cannot move a newer one."""
 
@@ -122,10 +124,14 @@ class BindSession:
 
 @dataclass(frozen=True, slots=True)
 class PruneSlice:
-    """One bounded slice of cleanup. Nothing else is in the same transaction slice."""
+    """One bounded slice of cleanup. Nothing else is in the same transaction slice.
+
+    `free_bytes`: by capacity, removal ends as soon as the rows removed were so large in all.
+    """
 
     what: PruneWhat
     max_rows: int
+    free_bytes: int = 0
 
 
 def mutation(
@@ -276,7 +282,18 @@ class Refused:
     error: BusError
 
 
-Outcome: TypeAlias = Done | Refused
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A new mutation would not fit `sqlite_budget_mib`: nothing was changed for it.
+
+    No later new mutation of the batch was let in either, small as it may be: one sender's come in
+    the order in which they were sent. `needed_bytes` is what this one would have added.
+    """
+
+    needed_bytes: int
+
+
+Outcome: TypeAlias = Done | Refused | NoRoom
 
 
 # --- rows as others see them ----------------------------------------------------------------------
