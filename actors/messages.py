@@ -1,6 +1,7 @@
 """The messages that more than one actor knows, and for each mailbox the union of what it takes.
 
-Those of an actor that only the front door asks stand in its own file. No behaviour. Commands are
+Those of an actor that only the front door asks stand in its own file, those of cleanup in
+cleanup_messages.py. No behaviour. Commands are
 imperative, events are past participles. Numbers name their unit. The ring that a durable change
 travels, always by `tell`:
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from actors.base import Address, Reply
+from actors.cleanup_messages import ToLedger, ToProjector, ToScheduler, ToSupervisor
 from actors.health import Readiness, Work
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding
@@ -36,7 +38,6 @@ from agentbus.store.changes import (
     MemoryRemoved,
     MemoryRevised,
     Mutation,
-    PruneResult,
     SessionBound,
     SubscriptionClosed,
     SubscriptionExpired,
@@ -279,7 +280,14 @@ class ProjectionAdvanced:
 
 
 LedgerMessage: TypeAlias = (
-    Submit | Inspected | Fence | Unfence | SearchWith | FillTextIndex | ProjectionAdvanced
+    Submit
+    | Inspected
+    | Fence
+    | Unfence
+    | SearchWith
+    | FillTextIndex
+    | ProjectionAdvanced
+    | ToLedger
 )
 
 
@@ -334,7 +342,7 @@ class CheckRedis:
     """Find out whether Redis still answers: on a period, and when a reader had trouble."""
 
 
-ProjectorMessage: TypeAlias = StartRedis | Committed | CatchUp | CheckRedis
+ProjectorMessage: TypeAlias = StartRedis | Committed | CatchUp | CheckRedis | ToProjector
 
 
 # --- Channel ---
@@ -457,20 +465,7 @@ class LiveSession:
 # --- CleanupScheduler ---
 
 
-@dataclass(frozen=True, slots=True)
-class CleanupDue:
-    """The interval is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class PruneSettled:
-    """The ledger's answer to one slice."""
-
-    result: PruneResult | None
-    error: BaseException | None
-
-
-CleanupMessage: TypeAlias = CleanupDue | PruneSettled | ReadinessChanged
+CleanupMessage: TypeAlias = ToScheduler | ReadinessChanged
 
 
 # --- Supervisor ---
@@ -559,6 +554,7 @@ SupervisorMessage: TypeAlias = (
     | CatchUpProgressed
     | CaughtUp
     | CatchUpFailed
+    | ToSupervisor
     | RetryCatchUp
     | HealthAsked
     | StopAsked

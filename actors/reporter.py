@@ -29,8 +29,9 @@ from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.envelope import rfc3339
 from agentbus.errors import BusError
-from agentbus.limits import MIB, PROTOCOL_VERSION
+from agentbus.limits import PROTOCOL_VERSION
 from agentbus.projection.connection import Client, dataset_bytes
+from agentbus.rules.capacity import Budget
 from agentbus.store.reader import Reader
 from agentbus.store.schema import SCHEMA_VERSION
 
@@ -78,6 +79,7 @@ class Sources:
     connect_redis: Callable[[], Client]
     actors: Callable[[], list[ActorStatistics]]
     counters: Callable[[], dict[str, Any]]
+    exhausted: Callable[[], tuple[Budget, ...]]
 
 
 @dataclass(slots=True)
@@ -195,14 +197,17 @@ class ReporterActor(BusActor[ReporterMessage]):
 
     def _budgets(self) -> dict[str, Any]:
         sqlite_bytes = self._part(self._store.logical_bytes)
+        exhausted = self._sources.exhausted()
         budgets: dict[str, Any] = {
             "sqlite": {
                 "used_bytes": sqlite_bytes if isinstance(sqlite_bytes, int) else None,
-                "limit_bytes": self._config.sqlite_budget_mib * MIB,
+                "limit_bytes": self._config.sqlite_budget_bytes,
+                "exhausted": "sqlite" in exhausted,
             },
             "redis": {
                 "used_bytes": self._redis_bytes(),
-                "limit_bytes": self._config.redis_budget_mib * MIB,
+                "limit_bytes": self._config.redis_budget_bytes,
+                "exhausted": "redis" in exhausted,
             },
         }
         shares = {

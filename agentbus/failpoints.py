@@ -30,6 +30,7 @@ POINTS: Final = {
     "after_commit": "ledger: such a batch is committed, nobody has been answered or told",
     "during_memory_edit": "ledger: the live revision has ended, the next one is not written",
     "during_eviction": "ledger: messages are removed, their range and the counter are not written",
+    "before_removal": "projector: SQLite has removed messages of a channel, Redis still has them",
     "during_reset": "command line: the tables are empty, the new bus has no first rows",
     "after_reset": "command line: the new bus is committed, nobody has been answered",
     "before_migration": "ledger: an older schema is copied, the database is still the old one",

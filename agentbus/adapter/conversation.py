@@ -300,12 +300,24 @@ class Conversation:
             self.prefetch.supersede(params["subscription"], params["position"], params["envelope"])
             self._flush()
         elif method == "notice":
-            self.memory_notices.add(params["notice"])
+            self._noticed(params["notice"])
         elif method == "expired":
             self.prefetch.expire(params["subscription"], params["channel"], params["expired_at"])
         else:
             self.attachment = None
         self._changed()
+
+    def _noticed(self, notice: dict[str, Any]) -> None:
+        if "memory_id" in notice:
+            self.memory_notices.add(notice)
+        else:  # of the bus itself: the newest of its kind, told in the next result of any tool
+            same = ("kind", "budget")
+            self.notices = [
+                earlier
+                for earlier in self.notices
+                if any(earlier.get(key) != notice.get(key) for key in same)
+            ]
+            self.notices.append(notice)
 
     def readiness_changed(self, state: str, epoch: int) -> None:
         if epoch != self.prefetch.epoch:

@@ -184,7 +184,7 @@ class LedgerStore:
         """Keep the write-ahead log small; after each `apply`, when its outcomes have been told."""
         self._write_ahead_log.attend()
 
-    def look_up(self, change: Mutation) -> Outcome | None:
+    def look_up(self, change: Mutation) -> Done | Refused | None:
         """What is certain before a mutation is inspected; None: it is new and may go on.
 
         A repeat has the answer of the first time, and what `apply` would refuse for its attachment,

@@ -60,6 +60,7 @@ class Stage:
         self.actor = ReceiptLedgerActor(
             lambda: LedgerStore(self.path, config(folder), FakeClock()),
             self.projector.address,
+            config(folder),
             self.desk,
         )
         self.ledger = start_actor(self.actor)

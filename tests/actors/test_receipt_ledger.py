@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from actors import receipt_ledger
 from actors.base import Address, FutureReply, start_actor, stop_actor
 from actors.messages import (
     CatchUp,
@@ -95,7 +94,7 @@ def ledger_on(folder: Path) -> Iterator[Ledger]:
             stores.append(LedgerStore(path, config(folder), FakeClock()))
             return stores[0]
 
-        actor = ReceiptLedgerActor(open_store, projector.address)
+        actor = ReceiptLedgerActor(open_store, projector.address, config(folder))
         yield Ledger(path, actor, actor.address, projector, origin, [])
         stop_actor(actor.address, 5.0)
         stores[0].close()  # what the end of the process does for a ledger that failed
@@ -306,7 +305,7 @@ def test_a_failure_before_commit_refuses_the_batch_and_the_next_one_passes(
 def test_a_projection_that_falls_behind_holds_senders_back_until_it_advances(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receipt_ledger, "UNPROJECTED_BYTES", 2000)
+    monkeypatch.setattr(ledger.actor, "_unprojected_limit_bytes", 2000)
     sam = ledger.attach()
     ledger.projector.received()
     for number in range(3):
