@@ -1,9 +1,8 @@
 """The messages that more than one actor knows, and for each mailbox the union of what it takes.
 
 Those of an actor that only the front door asks stand in its own file, those of cleanup in
-cleanup_messages.py. No behaviour. Commands are
-imperative, events are past participles. Numbers name their unit. The ring that a durable change
-travels, always by `tell`:
+cleanup_messages.py. No behaviour. Commands are imperative, events are past participles. Numbers
+name their unit. The ring that a durable change travels, always by `tell`:
 
     transport -> Attachment -> ReceiptLedger -> RedisProjector -> Channel -> Attachment -> transport
 """
