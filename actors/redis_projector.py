@@ -283,6 +283,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             # Over the connection that there is: where no descriptor is left for another, Redis is
             # not lost.
             check_filled(self._client, self._bus_id)
+            self._server.check_place()
         except ProjectionError as error:
             self._lose(error.message)
             return

@@ -196,7 +196,7 @@ class System:
             door,
             door.heartbeat_payload,
             clock=clock,
-            on_failure=lambda error: self._give_up(f"transport failed: {type(error).__name__}"),
+            on_failure=lambda error: self.give_up(f"transport failed: {type(error).__name__}"),
         )
         wiring.ledger, wiring.projector = ledger, projector
         wiring.registrar, wiring.cleanup = registrar, cleanup
@@ -206,7 +206,7 @@ class System:
                 self._redis_started.set()
             listener.broadcast(door.set_readiness(change))
 
-        wiring.outlets = Outlets(announce, self._stop_asked, self._give_up, self._refuse)
+        wiring.outlets = Outlets(announce, self._stop_asked, self.give_up, self._refuse)
         timer.deliver_every(REDIS_CHECK_SECONDS, projector, CheckRedis())
         listener.start()
         # Last: from here on Redis starts, and whoever asks is told so.
@@ -286,7 +286,7 @@ class System:
 
     def _crashed(self, actor: str, error: BaseException) -> None:
         if actor == SupervisorActor.__name__:
-            self._give_up(f"{actor} failed: {type(error).__name__}")
+            self.give_up(f"{actor} failed: {type(error).__name__}")
         else:
             self._supervisor.tell(Crashed(actor, error))
 
@@ -294,13 +294,14 @@ class System:
         self._stops.append(asked)
         self._ended.set()
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """End, and say that it was not wanted: adapters then start a daemon again."""
         self._failure = reason
         self._ended.set()
 
     def _refuse(self, error: BusError | DatabaseUnusable) -> None:
         self._refusal = error
-        self._give_up(str(error))
+        self.give_up(str(error))
 
     # --- the end ---
 

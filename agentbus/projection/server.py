@@ -114,6 +114,13 @@ class RedisServer:
         """What the dataset is compared with. Any thread may ask."""
         return self._settings.budget_bytes
 
+    def check_place(self) -> None:
+        """Raises ProjectionError when nobody who connects from now on would find it."""
+        if not self._settings.socket_path.exists():
+            raise ProjectionError(
+                f"{self._settings.socket_path} was removed; the bus starts another Redis"
+            )
+
     def lift_backstop(self) -> None:
         """Let our instance take more memory than was meant for it, until it ends.
 

@@ -217,6 +217,19 @@ def test_an_idle_projector_notices_a_dead_redis_when_it_is_told_to_look(
     projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
 
 
+def test_a_redis_whose_socket_was_removed_is_lost_for_all_who_come_later(
+    projection: Projection,
+) -> None:
+    projection.catch_up()
+    first = projection.redis_pid()
+    projection.settings.socket_path.unlink()
+    projection.address.tell(CheckRedis())
+    assert "was removed" in projection.supervisor.expect(ProjectionLost, within=10).reason
+    projection.catch_up()
+    assert projection.redis_pid() != first
+    assert projection.up_to_date()
+
+
 def test_a_process_without_descriptors_has_not_lost_its_redis(projection: Projection) -> None:
     projection.catch_up()
     with no_descriptor_left():
