@@ -33,6 +33,7 @@ POINTS: Final = {
     "before_removal": "projector: SQLite has removed messages of a channel, Redis still has them",
     "during_reset": "command line: the tables are empty, the new bus has no first rows",
     "after_reset": "command line: the new bus is committed, nobody has been answered",
+    "during_import": "command line: an export's rows are written, COMMIT has not begun",
     "before_migration": "ledger: an older schema is copied, the database is still the old one",
     "during_migration": "ledger: a step of the migration is written, COMMIT has not begun",
     "after_migration": "ledger: a step of the migration is committed",
