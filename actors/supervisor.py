@@ -218,8 +218,9 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
 
     def _did_not_fit(self, message: CatchUpDidNotFit) -> None:
         """Nobody reads SQLite now and nothing is accepted: the time to remove what is too much."""
-        if message.epoch != self._health.epoch:
+        if message.epoch != self._health.epoch or not self._is_recovering():
             return
+        self._health.work, self._health.progress = "making room in Redis", None
         self._note("recovery: Redis has no memory left for all that is retained; making room")
         assert self._wiring.cleanup is not None
         self._wiring.cleanup.tell(message)
