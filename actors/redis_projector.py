@@ -66,6 +66,7 @@ from agentbus.projection.rebuild import (
     UpToDate,
     check_filled,
     clear,
+    make_up_removals,
     needs,
     rebuild,
     replay,
@@ -417,7 +418,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         store, search = self._store, self._info.search  # the ledger is fenced meanwhile
         match need:
             case UpToDate():
-                pass
+                make_up_removals(self._writer, removed)
             case Replay(after):
                 replay(
                     self._writer,

@@ -5,24 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentbus.errors import CapacityExhaustedError, OverloadedError
-from agentbus.ids import Sequence, new_id
+from agentbus.ids import new_id
 from agentbus.limits import KIB, MIB
 from agentbus.projection.connection import connect, dataset_bytes
-from agentbus.projection.streams import StreamReader, StreamWriter
+from agentbus.projection.launching import RedisSettings
 from agentbus.store import accounting
 from agentbus.store.connection import open_reader
 from agentbus.store.reader import Reader
 from tests.bus_fixture import BusSession
 from tests.eventually import eventually
+from tests.hooks import Hook
 from tests.integration.in_process import InProcessBus, in_process_bus
+from tests.stores import both_stores
 
 LARGE = "x" * (32 * KIB)
+LARGER = "x" * 60_000
 SENT = 450
 
 
@@ -48,33 +53,12 @@ def send(session: BusSession, content: str = LARGE, channel: str = "general") ->
     return int(eventually(sent)["sequence"])
 
 
-def both_stores(bus: InProcessBus) -> list[int]:
-    """Ordinary sequences that are retained, which must be the same ones in both stores."""
-    with closing(Reader(bus.database)) as store, closing(connect(bus.paths.redis_socket)) as client:
-        streams = StreamReader(client)
-        removed = StreamWriter(client, search=False).removed()
-        kept: list[int] = []
-        for row in store.channels():
-            if row.kind == "memory":
-                continue
-            after = Sequence(0)
-            found = streams.read(row.channel_id, after, 100_000, 64 * MIB)
-            in_redis = [int(entry.sequence) for entry in found.entries]
-            in_sqlite = [
-                int(r.sequence) for r in store.scan_channel(row.channel_id, after, 100_000)
-            ]
-            assert in_redis == in_sqlite
-            assert removed.get(row.channel_id, 0) == row.removed_through
-            kept += in_sqlite
-    return sorted(kept)
-
-
 def agree(bus: InProcessBus) -> list[int]:
     """The same, as soon as what was committed is projected."""
 
     def compared() -> tuple[list[int]] | None:
         try:
-            return (both_stores(bus),)
+            return (both_stores(bus.database, bus.paths.redis_socket),)
         except AssertionError:
             return None
 
@@ -254,3 +238,90 @@ def test_a_redis_full_of_memories_is_exhausted_until_it_is_not() -> None:
         for memory_id in memories[:4]:
             with pytest.raises(CapacityExhaustedError):
                 sam.call("delete_memory", memory_id=memory_id, operation_id=new_id())
+
+
+def small_backstop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis refuses to grow 16 MiB above its budget already; a batch that is loaded takes 8 MiB of
+    that for a moment, and Redis 2 MiB for itself."""
+    monkeypatch.setattr(
+        RedisSettings, "memory_bytes", property(lambda settings: settings.budget_bytes + 16 * MIB)
+    )
+
+
+def restart(bus: InProcessBus, **budgets: int) -> None:
+    bus.system.stop()
+    bus.config = replace(bus.config, **budgets)
+    bus.start()
+
+
+def test_a_rebuild_that_does_not_fit_removes_the_oldest_and_fits_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with small_bus(sqlite_mib=64) as bus:
+        sam = bus.attach("Sam", "s")
+        sent = [send(sam, LARGER) for _ in range(400)]
+        small_backstop(monkeypatch)
+        restart(bus, redis_budget_mib=3)
+        kept = agree(bus)
+        assert kept == sent[-len(kept) :]
+        assert 20 < len(kept) < 50
+        assert redis_used(bus) < 3 * MIB
+        status = bus.status()
+        assert not status["budgets"]["redis"]["exhausted"]
+        assert any("no memory left" in error["what"] for error in status["errors"])
+        send(bus.attach("Sam", "s"))
+        recount(bus)
+
+
+def test_memories_that_do_not_fit_a_rebuild_stay_readable_and_nothing_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with small_bus(sqlite_mib=64) as bus:
+        sam = bus.attach("Sam", "s")
+        sam.call("create_channel", name="facts", kind="memory")
+        memories = [
+            sam.call("send", channel="facts", content=LARGER, operation_id=new_id())["message_id"]
+            for _ in range(400)
+        ]
+        send(sam)
+        small_backstop(monkeypatch)
+        restart(bus, redis_budget_mib=3)
+        eventually(lambda: bus.status()["budgets"]["redis"]["exhausted"])
+        sam = bus.attach("Sam", "s")
+        assert sam.call("get_memory", memory_id=memories[0])["memory"]["message_id"] == memories[0]
+        assert agree(bus) == []
+        with pytest.raises(CapacityExhaustedError):
+            send(sam)
+        restart(bus, redis_budget_mib=64)
+        send(bus.attach("Sam", "s"))
+
+
+def test_a_message_that_waits_for_room_is_inspected_once_and_a_repeat_never(
+    tmp_path: Path,
+) -> None:
+    hook = Hook(tmp_path / "hook", 'read()\nanswer("allow")')
+    with small_bus(inspection_command=hook.argv, inspection_timeout_seconds=30) as bus:
+        sam = bus.attach()
+        sent = [send(sam) for _ in range(40)]
+        assert len(hook.documents()) == 40
+        kept = agree(bus)
+        assert kept == sent[-len(kept) :]
+        assert len(kept) < 40
+        _, refused = fill_with_memories(sam)
+        assert refused.code == "capacity_exhausted"
+        runs = len(hook.documents())
+        again = sam.call("send", channel="facts", content=LARGE, operation_id="m0")
+        assert again["duplicate"]
+        assert len(hook.documents()) == runs
+
+
+def test_both_budgets_full_at_once_end_below_both() -> None:
+    with small_bus(sqlite_mib=2, redis_mib=2) as bus:
+        sam = bus.attach()
+        sent = [send(sam) for _ in range(150)]
+        eventually(lambda: redis_used(bus) < 2 * MIB)
+        kept = agree(bus)
+        assert kept == sent[-len(kept) :]
+        assert len(kept) > 20
+        assert bus.status()["budgets"]["sqlite"]["used_bytes"] <= 2 * MIB
+        recount(bus)
