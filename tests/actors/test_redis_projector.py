@@ -18,6 +18,7 @@ import agentbus.projection.rebuild
 from actors import redis_projector
 from actors.base import start_actor, stop_actor
 from actors.channel import ChannelDirectory
+from actors.cleanup_messages import CapacityReached, MeasureRedis, RedisMeasured, WatchCapacity
 from actors.messages import (
     CatchUp,
     CatchUpFailed,
@@ -189,6 +190,47 @@ def test_removals_follow_in_order(projection: Projection) -> None:
     projection.address.tell(Committed(done.facts, projection.bus.store.last_sequence, 0))
     projection.send("c")
     assert projection.stream() == [3]
+
+
+def test_a_removal_that_was_not_projected_is_made_up_for_when_nothing_else_is_missing(
+    projection: Projection,
+) -> None:
+    projection.catch_up()
+    projection.send("a", "b")
+    assert projection.stream() == [1, 2]
+    projection.bus.done(PruneSlice("messages_by_capacity", 10, free_bytes=1))
+    assert projection.up_to_date()
+    projection.catch_up()
+    assert projection.stream() == [2]
+
+
+def test_a_full_dataset_is_told_to_who_watches_it_when_projecting_checking_and_filling(
+    projection: Projection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Probe() as watcher:
+        projection.address.tell(WatchCapacity(watcher.address))
+        projection.catch_up()
+        projection.address.tell(CheckRedis())
+        projection.settle()
+        watcher.expect_nothing_of(CapacityReached)
+        monkeypatch.setattr(RedisServer, "budget_bytes", 1000)
+        projection.send("a")
+        watcher.expect(CapacityReached)
+        projection.address.tell(CheckRedis())
+        watcher.expect(CapacityReached)
+        projection.catch_up()
+        assert watcher.expect(CapacityReached) == CapacityReached("redis")
+        projection.address.tell(MeasureRedis(patient=True))
+        measured = watcher.expect(RedisMeasured, within=10).dataset_bytes
+        assert measured is not None
+        assert measured > 1000
+
+
+def test_a_lost_redis_is_not_measured(projection: Projection) -> None:
+    with Probe() as watcher:
+        projection.address.tell(WatchCapacity(watcher.address))
+        projection.address.tell(MeasureRedis(patient=False))
+        assert watcher.expect(RedisMeasured).dataset_bytes is None
 
 
 def test_a_dead_redis_is_noticed_by_the_next_commit_and_refilled(projection: Projection) -> None:
