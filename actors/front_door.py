@@ -17,6 +17,7 @@ from actors.messages import (
     CreditGranted,
     DetachAsked,
     Disconnected,
+    HandingOff,
     HandoffReported,
     PullAsked,
     PullCancelled,
@@ -51,6 +52,7 @@ from agentbus.protocol.session import (
     parse_cancel_pull,
     parse_credit,
     parse_detach,
+    parse_handing_off,
     parse_handoff,
     parse_hello,
     parse_memories,
@@ -144,6 +146,9 @@ class FrontDoor:
             elif method == "used":
                 used = parse_used(params)
                 self._route(used.attachment, connection).address.tell(CallSeen(used))
+            elif method == "handing_off":
+                told = parse_handing_off(params)
+                self._route(told.attachment, connection).address.tell(HandingOff(told.exposed))
             elif method == "cancel_pull":
                 cancel = parse_cancel_pull(params)
                 self._route(cancel.attachment, connection).address.tell(PullCancelled(cancel))

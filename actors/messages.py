@@ -36,10 +36,12 @@ from agentbus.store.changes import (
     Fact,
     MemoryRemoved,
     MemoryRevised,
+    MoveCursors,
     Mutation,
     SessionBound,
     SubscriptionClosed,
     SubscriptionExpired,
+    SubscriptionId,
     SubscriptionOpened,
 )
 from agentbus.store.connection import DatabaseUnusable
@@ -119,6 +121,13 @@ class HandoffReported:
 
 
 @dataclass(frozen=True, slots=True)
+class HandingOff:
+    """A result of the adapter is about to leave; `HandingOff` of the protocol."""
+
+    exposed: dict[SubscriptionId, Sequence]
+
+
+@dataclass(frozen=True, slots=True)
 class FlushReports:
     """The 20 ms of the oldest unflushed report are over."""
 
@@ -127,7 +136,8 @@ class FlushReports:
 class CursorsCommitted:
     """A flush of this attachment was committed, or (with an error) was not."""
 
-    error: BusError | None = None
+    change: MoveCursors
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +205,7 @@ AttachmentMessage: TypeAlias = (
     | Wake
     | CreditGranted
     | CallSeen
+    | HandingOff
     | HandoffReported
     | FlushReports
     | CursorsCommitted
@@ -404,6 +415,20 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """This attachment has ended, and the ledger has its last word before it."""
+
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveDue:
+    """This attachment had long enough to end; nobody waits for it any longer."""
+
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
 class AttachmentCrashed:
     """An attachment's actor failed: its connection is closed, so that the adapter attaches anew."""
 
@@ -440,6 +465,8 @@ RegistrarMessage: TypeAlias = (
     | SessionBindingSettled
     | DetachAsked
     | Disconnected
+    | Released
+    | LeaveDue
     | AttachmentCrashed
     | SubscriptionsExpired
     | SweepLiveness

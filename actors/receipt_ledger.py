@@ -56,6 +56,7 @@ from agentbus.store.changes import (
     Fact,
     MemoryRevised,
     MessageAppended,
+    MoveCursors,
     Mutation,
     NoRoom,
     PruneResult,
@@ -98,8 +99,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
     3. Facts are told to the projector in commit order, never before the commit.
     4. When COMMIT itself fails, nobody knows what is on disk: all callers hear `unknown` and this
        actor dies; the daemon then ends and the next one reads the receipts from disk.
-    5. While fenced no change is accepted. The fence rides the mailbox, so that everything before it
-       is committed and told before the projector is asked to catch up.
+    5. While fenced no change is accepted, but for cursors moved by what was committed before: of
+       those Redis never hears. The fence rides the mailbox, so that everything before it is
+       committed and told before the projector is asked to catch up.
     6. With an inspection command, a mutation that has no receipt goes to the desk first and joins a
        batch when it was allowed; then its attachment and its receipt are checked again. A verdict
        that comes after a fence changes nothing: its caller has heard `unavailable`.
@@ -200,7 +202,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     def _submit(self, submit: Submit) -> None:
         change = submit.change
-        if self._fence is not None:
+        if self._fence is not None and not _holds_in_any_epoch(change):
             self._answer(submit, Refused(_fenced(self._fence)))
         elif not isinstance(change, Mutation):
             self._take(submit)
@@ -432,6 +434,10 @@ def _fenced(fence: Fence) -> UnavailableError:
         "the bus is starting or recovering; nothing was committed, try again shortly",
         retry_after_ms=fence.retry_after_ms,
     )
+
+
+def _holds_in_any_epoch(change: Change) -> bool:
+    return isinstance(change, MoveCursors) and change.holds_in_any_epoch
 
 
 def _is_same_operation(change: Change, mutation: Mutation) -> bool:

@@ -95,6 +95,8 @@ class MoveCursors:
     Positions only ever move forward; a subscription that is gone or belongs to another session is
     skipped. `renewed` counts as explicit use: one past its idle limit expires instead.
     `expiry_confirmed`: subscriptions whose expiry notice was handed off and confirmed.
+    `exposed`: up to where a client may have seen messages that no report covers; they come again,
+    marked. It is a client's word, so what is beyond the newest sequence is cut.
     """
 
     attachment: Attachment
@@ -102,6 +104,12 @@ class MoveCursors:
     confirmed: dict[SubscriptionId, Sequence] = field(default_factory=dict)
     renewed: tuple[SubscriptionId, ...] = ()
     expiry_confirmed: tuple[SubscriptionId, ...] = ()
+    exposed: dict[SubscriptionId, Sequence] = field(default_factory=dict)
+
+    @property
+    def holds_in_any_epoch(self) -> bool:
+        """Whether nothing of it rests on what the projection showed since the last commit."""
+        return not self.handed_off
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from agentbus.store.changes import (
     BindSession,
     Change,
     MessageAppended,
+    MoveCursors,
     PruneSlice,
     SubscriptionClosed,
     SubscriptionOpened,
@@ -233,6 +234,20 @@ def test_nothing_is_accepted_before_the_first_unfence(tmp_path: Path) -> None:
             ledger.ask(bind)
         ledger.address.tell(Unfence(RecoveryEpoch(1)))
         assert ledger.ask(bind).generation == 1
+
+
+def test_a_fence_lets_pass_what_moves_cursors_by_what_was_committed_before(ledger: Ledger) -> None:
+    sam = ledger.attach()
+    ledger.ask(sam.send("a"))
+    general = ledger.ask(MoveCursors(sam.attachment, renewed=(1, 2)))[0].subscription_id
+    ledger.address.tell(Fence(RecoveryEpoch(5), FENCE_MS))
+    with pytest.raises(UnavailableError):
+        ledger.ask(MoveCursors(sam.attachment, {general: Sequence(1)}))
+    exposed = MoveCursors(sam.attachment, exposed={general: Sequence(99)})
+    (row,) = ledger.ask(exposed)
+    assert (row.handed_off, row.confirmed) == (1, 0)
+    (row,) = ledger.ask(MoveCursors(sam.attachment, confirmed={general: Sequence(1)}))
+    assert (row.handed_off, row.confirmed) == (1, 1)
 
 
 def test_a_fence_commits_what_came_before_and_refuses_what_comes_after(ledger: Ledger) -> None:
