@@ -202,8 +202,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
             case WatchCapacity(watcher):
                 self._watcher = watcher
             case MeasureRedis(patient):
-                self._project()
-                self._tell_size(PATIENT_RECLAIM_S if patient else RECLAIM_S)
+                self._measure(PATIENT_RECLAIM_S if patient else RECLAIM_S)
             case LiftBackstop():
                 self._server.lift_backstop()
             case _:
@@ -303,19 +302,22 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         if is_full:
             self._watcher.tell(CapacityReached("redis"))
 
-    def _tell_size(self, reclaim_s: float) -> None:
+    def _measure(self, reclaim_s: float) -> None:
+        """Answered whatever happens: mutations may wait for it."""
         size_bytes: int | None = None
-        if not self._lost:
-            try:
+        try:
+            self._project()
+            if not self._lost:
                 if self._info.search:
                     reclaim(self._server.socket_path, reclaim_s, self._go_on)
                 size_bytes = dataset_bytes(self._client)
-            except _StopWaits:
-                return
-            except ProjectionError as error:
-                self._lose(error.message)
-        if self._watcher is not None:
-            self._watcher.tell(RedisMeasured(size_bytes))
+        except _StopWaits:
+            _log.info("stopped while Redis was measured")
+        except ProjectionError as error:
+            self._lose(error.message)
+        finally:
+            if self._watcher is not None:
+                self._watcher.tell(RedisMeasured(size_bytes))
 
     def _lose(self, reason: str) -> None:
         """Stop projecting; the supervisor fences the bus and asks to catch up."""
