@@ -441,32 +441,6 @@ def test_a_foreign_instance_that_takes_the_place_of_ours_is_never_touched(
     assert _retry(sam, "before", "k") == sent | {"duplicate": True}
 
 
-def test_a_redis_that_comes_back_without_search_is_replaced_by_the_other_engine(
-    closing_bus: Any, tmp_path: Path
-) -> None:
-    need_search()
-    found = find_redis("redis-server")[0]
-    script = executable_script(tmp_path, f'exec {found.executable} "$@"')
-    shutil.copy(found.module or "", tmp_path / "redisearch.so")
-    bus = closing_bus(redis_executable=str(script))
-    bus.start()
-    sam = bus.attach(conversation="c")
-    sam.call("send", channel="general", content="needle")
-    assert sam.call("search", text="needle")["engine"] == "redis"
-    (tmp_path / "redisearch.so").unlink()
-    without_search(tmp_path)  # in its place
-    pid = bus.redis_pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    notice(sam)
-    assert bus.wait_ended(30) == 1
-    assert "Redis came back without search" in bus.log()
-    bus.start()
-    answer = bus.attach(conversation="c").call("search", text="needle")
-    assert answer["engine"] == "sqlite"
-    assert [message["content"] for message in answer["messages"]] == ["needle"]
-
-
 def test_an_agent_sees_nothing_of_a_short_recovery(throw_away_bus: ThrowAwayBus) -> None:
     bus = throw_away_bus
     contents = [f"message {number}" for number in range(3)]
