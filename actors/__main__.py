@@ -28,6 +28,7 @@ from agentbus.transport.singleton import (
     EXIT_CONFIGURATION,
     EXIT_DATABASE,
     DaemonLock,
+    Place,
     RuntimePaths,
     prepare_directory,
     runtime_directory,
@@ -46,9 +47,9 @@ SWITCH_INTERVAL_SECONDS = 0.001
 """Python's own 5 ms would be the daemon's tail latency: it is what a waiting thread pays for each
 step while another one computes."""
 
-SIGNAL_LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5
 """A signal that comes just before the main thread begins to wait does not end that wait; its
-handler runs when the wait is over."""
+handler runs when the wait is over. And how soon a runtime folder that was cleared is noticed."""
 
 _log = logging.getLogger("actors.daemon")
 
@@ -116,8 +117,11 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
     system.start()
     _end_at_signal(signals, system)
     _log.info("daemon %d serves %s", os.getpid(), paths.socket)
+    place = Place(paths, lock)
     explains = not foreground
-    while not system.wait(SIGNAL_LOOK_SECONDS):
+    while not system.wait(LOOK_SECONDS):
+        if not place.is_ours():
+            system.give_up(f"{paths.directory} was cleared by somebody: nobody finds this daemon")
         if explains and system.redis_started:
             _let_go_of_stderr()
             explains = False

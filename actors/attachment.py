@@ -24,6 +24,7 @@ from actors.messages import (
     Detached,
     DirectoryAsked,
     FlushReports,
+    HandingOff,
     HandoffReported,
     LedgerMessage,
     Link,
@@ -36,6 +37,7 @@ from actors.messages import (
     RateRefunded,
     ReadinessChanged,
     RegistrarMessage,
+    Released,
     Request,
     Submit,
     SubscriptionsChanged,
@@ -185,6 +187,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def on_stop(self) -> None:
         for feed in self._feeds:
             self._neighbours.channels.address(feed.channel_id).tell(Unwatch(self.address))
+        self._reports.refuse(StaleAttachmentError("this attachment has ended; attach again"))
         self._close_handles()
 
     def on_failure(self, *_: object) -> None:
@@ -211,12 +214,14 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._credit.grant(credit.messages, credit.size_bytes)
             case CallSeen(used):
                 self._reports.call_seen(used.confirms, used.channels)
+            case HandingOff(exposed):
+                self._reports.handing_off(exposed)
             case HandoffReported():
                 self._handoff_reported(message)
             case FlushReports():
                 self._reports.flush()
-            case CursorsCommitted(error):
-                self._reports.settled(error)
+            case CursorsCommitted():
+                self._reports.settled(message)
             case PullAsked(pull, reply_to):
                 self._pull_asked(pull, reply_to)
             case CompareHeldMemories(held, reply_to):
@@ -243,7 +248,8 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 assert_never(message)
 
     def _detached(self, error: BusError) -> None:
-        self._reports.flush()
+        self._reports.leave()
+        self._neighbours.registrar.tell(Released(self._attachment))
         self._pulls.end(error)
         for submit in self._turns.abandon():
             submit.reply_to.set_exception(error)

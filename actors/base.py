@@ -18,6 +18,7 @@ from __future__ import annotations
 import abc
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -37,6 +38,8 @@ M_contra = TypeVar("M_contra", contravariant=True)
 
 Crashed = Callable[[str, BaseException], None]
 """Told once, as the last thing an actor does after a failure: its name and the error."""
+
+_ENDED_POLL_S = 0.005
 
 START_WITHIN_S = 10.0
 """How long `start_actor` waits for `on_start`: opening files and starting Redis take a second."""
@@ -107,6 +110,11 @@ class Address(Generic[M_contra]):
     @property
     def alive(self) -> bool:
         return self.ref.is_alive()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over, `on_stop` included; until then it may hold what it owns."""
+        return self._mailbox().closed
 
     def statistics(self) -> ActorStatistics:
         """Whole numbers only, so any thread may ask at any time."""
@@ -331,11 +339,17 @@ def start_actor(
 
 def stop_actor(address: Address[Any], within_s: float) -> bool:
     """Stop an actor and wait until its `on_stop` is done; False if it is still busy by then."""
+    deadline_s = time.monotonic() + within_s
     address.announce_stop()
     try:
         address.ref.stop(timeout=within_s)
     except pykka.Timeout:
         return False
+    # Pykka does not wait when somebody else has asked before and `on_stop` still runs.
+    while not address.ended:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_ENDED_POLL_S)
     return True
 
 

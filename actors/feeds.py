@@ -35,7 +35,9 @@ class RemovedReader(Protocol):
 @dataclass(slots=True)
 class Feed:
     """One subscription. `confirmed <= handed_off`, both committed; `sent` is what was pushed or
-    answered last. `behind`: the projection may hold more than was sent."""
+    answered last. `reported`: what this attachment's own reports have committed, which is where a
+    recovery begins again: what an earlier one handed off is not yet what this client was given.
+    `behind`: the projection may hold more than was sent."""
 
     subscription: SubscriptionId
     channel_id: ChannelId
@@ -43,6 +45,7 @@ class Feed:
     handed_off: Sequence
     confirmed: Sequence
     sent: Sequence
+    reported: Sequence
     redelivered_through: Sequence
     behind: bool = True
 
@@ -89,6 +92,7 @@ class Feeds:
             handed_off=row.handed_off,
             confirmed=row.confirmed,
             sent=row.confirmed,
+            reported=row.confirmed,
             redelivered_through=row.handed_off,
         )
         self._feeds[feed.subscription] = feed
@@ -100,7 +104,7 @@ class Feeds:
     def rewind(self) -> None:
         """After a recovery: whatever is not handed off by a committed report is sent again."""
         for feed in self:
-            feed.sent = feed.handed_off
+            feed.sent = feed.reported
             feed.behind = True
 
     def next_push(self, credit: Credit) -> Delivery | None:

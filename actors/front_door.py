@@ -18,6 +18,7 @@ from actors.messages import (
     DetachAsked,
     Disconnected,
     Greeted,
+    HandingOff,
     HandoffReported,
     HookSeen,
     PullAsked,
@@ -54,6 +55,7 @@ from agentbus.protocol.session import (
     parse_cancel_pull,
     parse_credit,
     parse_detach,
+    parse_handing_off,
     parse_handoff,
     parse_hello,
     parse_hook,
@@ -155,6 +157,9 @@ class FrontDoor:
             elif method == "used":
                 used = parse_used(params)
                 self._route(used.attachment, connection).address.tell(CallSeen(used))
+            elif method == "handing_off":
+                told = parse_handing_off(params)
+                self._route(told.attachment, connection).address.tell(HandingOff(told.exposed))
             elif method == "cancel_pull":
                 cancel = parse_cancel_pull(params)
                 self._route(cancel.attachment, connection).address.tell(PullCancelled(cancel))

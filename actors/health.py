@@ -15,6 +15,7 @@ Work: TypeAlias = Literal[
     "clearing Redis",
     "replaying what Redis misses",
     "filling Redis",
+    "making room in Redis",
     "waiting to try again",
 ]
 """What a bus that is not ready is busy with."""

@@ -1,8 +1,8 @@
 """The messages that more than one actor knows, and for each mailbox the union of what it takes.
 
-Those of an actor that only the front door asks stand in its own file. No behaviour. Commands are
-imperative, events are past participles. Numbers name their unit. The ring that a durable change
-travels, always by `tell`:
+Those of an actor that only the front door asks stand in its own file, those of cleanup in
+cleanup_messages.py. No behaviour. Commands are imperative, events are past participles. Numbers
+name their unit. The ring that a durable change travels, always by `tell`:
 
     transport -> Attachment -> ReceiptLedger -> RedisProjector -> Channel -> Attachment -> transport
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from actors.base import Address, Reply
+from actors.cleanup_messages import ToLedger, ToProjector, ToScheduler, ToSupervisor
 from actors.health import Readiness, Work
 from agentbus.errors import BusError
 from agentbus.identity import Attachment, SenderBinding
@@ -36,11 +37,12 @@ from agentbus.store.changes import (
     Fact,
     MemoryRemoved,
     MemoryRevised,
+    MoveCursors,
     Mutation,
-    PruneResult,
     SessionBound,
     SubscriptionClosed,
     SubscriptionExpired,
+    SubscriptionId,
     SubscriptionOpened,
 )
 from agentbus.store.connection import DatabaseUnusable
@@ -120,6 +122,13 @@ class HandoffReported:
 
 
 @dataclass(frozen=True, slots=True)
+class HandingOff:
+    """A result of the adapter is about to leave; `HandingOff` of the protocol."""
+
+    exposed: dict[SubscriptionId, Sequence]
+
+
+@dataclass(frozen=True, slots=True)
 class FlushReports:
     """The 20 ms of the oldest unflushed report are over."""
 
@@ -128,7 +137,8 @@ class FlushReports:
 class CursorsCommitted:
     """A flush of this attachment was committed, or (with an error) was not."""
 
-    error: BusError | None = None
+    change: MoveCursors
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +206,7 @@ AttachmentMessage: TypeAlias = (
     | Wake
     | CreditGranted
     | CallSeen
+    | HandingOff
     | HandoffReported
     | FlushReports
     | CursorsCommitted
@@ -280,7 +291,14 @@ class ProjectionAdvanced:
 
 
 LedgerMessage: TypeAlias = (
-    Submit | Inspected | Fence | Unfence | SearchWith | FillTextIndex | ProjectionAdvanced
+    Submit
+    | Inspected
+    | Fence
+    | Unfence
+    | SearchWith
+    | FillTextIndex
+    | ProjectionAdvanced
+    | ToLedger
 )
 
 
@@ -335,7 +353,7 @@ class CheckRedis:
     """Find out whether Redis still answers: on a period, and when a reader had trouble."""
 
 
-ProjectorMessage: TypeAlias = StartRedis | Committed | CatchUp | CheckRedis
+ProjectorMessage: TypeAlias = StartRedis | Committed | CatchUp | CheckRedis | ToProjector
 
 
 # --- Channel ---
@@ -414,6 +432,20 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """This attachment has ended, and the ledger has its last word before it."""
+
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveDue:
+    """This attachment had long enough to end; nobody waits for it any longer."""
+
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
 class AttachmentCrashed:
     """An attachment's actor failed: its connection is closed, so that the adapter attaches anew."""
 
@@ -452,6 +484,8 @@ RegistrarMessage: TypeAlias = (
     | SessionBindingSettled
     | DetachAsked
     | Disconnected
+    | Released
+    | LeaveDue
     | AttachmentCrashed
     | SubscriptionsExpired
     | SweepLiveness
@@ -476,20 +510,7 @@ class LiveSession:
 # --- CleanupScheduler ---
 
 
-@dataclass(frozen=True, slots=True)
-class CleanupDue:
-    """The interval is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class PruneSettled:
-    """The ledger's answer to one slice."""
-
-    result: PruneResult | None
-    error: BaseException | None
-
-
-CleanupMessage: TypeAlias = CleanupDue | PruneSettled | ReadinessChanged
+CleanupMessage: TypeAlias = ToScheduler | ReadinessChanged
 
 
 # --- Supervisor ---
@@ -578,6 +599,7 @@ SupervisorMessage: TypeAlias = (
     | CatchUpProgressed
     | CaughtUp
     | CatchUpFailed
+    | ToSupervisor
     | RetryCatchUp
     | HealthAsked
     | StopAsked

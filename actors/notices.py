@@ -1,6 +1,7 @@
-"""What a subscriber is told of changed memories: in passing, at its return, before it shows them.
+"""What a session is told unasked: of changed memories (in passing, at its return, before it shows
+them), and by the bus itself.
 
-Owns the shape of all three. A notice while connected may be lost and carries the beginning of the
+Owns the shape of all of it. A notice while connected may be lost and carries the beginning of the
 text; the list at an attach is computed from the rows and names what changed. Neither moves a
 cursor. The comparison is exact. Runs on the threads of attachments and of the registrar.
 """
@@ -12,7 +13,9 @@ from typing import Any
 
 from agentbus.encoding import decode_trusted, raw
 from agentbus.envelope import rfc3339
+from agentbus.identity import Attachment
 from agentbus.limits import RESULT_BYTES
+from agentbus.protocol.jsonrpc import encode_notification
 from agentbus.protocol.session import HeldMemory
 from agentbus.rules.memories import excerpt
 from agentbus.store.changes import MemoryChange, MemoryRemoved, MemoryRevised
@@ -35,6 +38,16 @@ def notice_of(fact: MemoryRevised | MemoryRemoved) -> dict[str, Any]:
         if cut:
             notice["truncated"] = True
     return notice
+
+
+def notice_frame(attachment: Attachment, notice: dict[str, Any]) -> bytes:
+    """Of the bus itself, which is of no channel."""
+    params = {
+        "session_id": attachment.session_id,
+        "generation": attachment.generation,
+        "notice": notice,
+    }
+    return encode_notification("notice", params)
 
 
 def compare(held: Iterable[HeldMemory], store: Reader) -> dict[str, Any]:

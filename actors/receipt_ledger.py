@@ -12,6 +12,12 @@ from dataclasses import replace
 from typing import assert_never
 
 from actors.base import Address, BusActor
+from actors.cleanup_messages import (
+    CapacityChanged,
+    MeasureRedis,
+    PruneWhileFenced,
+    WatchCapacity,
+)
 from actors.inspections import InspectionDesk, refusal
 from actors.messages import (
     CatchUp,
@@ -30,18 +36,30 @@ from actors.messages import (
     SubscriptionsChanged,
     Unfence,
 )
-from agentbus.errors import BusError, OverloadedError, UnavailableError, UnknownOutcomeError
+from actors.waiting_room import WaitingRoom
+from agentbus.config import Config
+from agentbus.errors import (
+    BusError,
+    CapacityExhaustedError,
+    OverloadedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from agentbus.ids import RecoveryEpoch
 from agentbus.inspection import Allowed
 from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS, MIB
+from agentbus.rules.capacity import Budget
+from agentbus.rules.capacity import refusal as no_room_text
 from agentbus.store.changes import (
     Change,
     Done,
     Fact,
     MemoryRevised,
     MessageAppended,
+    MoveCursors,
     Mutation,
-    Outcome,
+    NoRoom,
+    PruneResult,
     Refused,
     SubscriptionClosed,
     SubscriptionExpired,
@@ -55,6 +73,13 @@ _log = logging.getLogger(__name__)
 
 UNPROJECTED_BYTES = 32 * MIB
 """A few seconds of what the disk takes and Redis does not; their envelopes wait in memory."""
+
+UNPROJECTED_SHARE = 16
+"""And no more than so small a part of the Redis budget: where Redis can search it takes about four
+bytes for each of them, and all of that must fit between the budget and the backstop."""
+
+UNPROJECTED_BYTES_MIN = 2 * MIB
+"""More than the projector leaves untold."""
 
 OVERLOADED_RETRY_MS = 250
 
@@ -74,24 +99,35 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
     3. Facts are told to the projector in commit order, never before the commit.
     4. When COMMIT itself fails, nobody knows what is on disk: all callers hear `unknown` and this
        actor dies; the daemon then ends and the next one reads the receipts from disk.
-    5. While fenced no change is accepted. The fence rides the mailbox, so that everything before it
-       is committed and told before the projector is asked to catch up.
+    5. While fenced no change is accepted, but for cursors moved by what was committed before: of
+       those Redis never hears. The fence rides the mailbox, so that everything before it is
+       committed and told before the projector is asked to catch up.
     6. With an inspection command, a mutation that has no receipt goes to the desk first and joins a
        batch when it was allowed; then its attachment and its receipt are checked again. A verdict
        that comes after a fence changes nothing: its caller has heard `unavailable`.
-    7. What is committed and not yet projected is bounded: beyond `UNPROJECTED_BYTES` mutations are
-       answered `overloaded`, because nothing else holds a sender back that Redis cannot follow.
+    7. What is committed and not yet projected is bounded: beyond `UNPROJECTED_BYTES`, or a share of
+       the Redis budget where that is less, mutations are answered `overloaded`, because nothing
+       else holds a sender back that Redis cannot follow.
     8. Where SQLite is the search engine its index is complete before anything is accepted: until it
        is filled, the projector is not asked to catch up.
+    9. A mutation that does not fit a budget waits, with all later ones behind it, until cleanup has
+       made room, and is refused only when none can be made. Other changes always pass, so that the
+       bus stays readable. A repeat is answered at once, and none is inspected before there is room.
     """
 
     def __init__(
         self,
         open_store: Callable[[], LedgerStore],
         projector: Address[ProjectorMessage],
+        config: Config,
         desk: InspectionDesk | None = None,
     ) -> None:
         super().__init__()
+        self._config_path = config.path
+        self._unprojected_limit_bytes = min(
+            UNPROJECTED_BYTES,
+            max(config.redis_budget_bytes // UNPROJECTED_SHARE, UNPROJECTED_BYTES_MIN),
+        )
         self._open_store = open_store
         self._projector = projector
         self._desk = desk
@@ -102,13 +138,15 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._filling = False
         self._epoch = NO_EPOCH
         self._unprojected_bytes = 0
+        self._room = WaitingRoom()
+        self._freed = False  # a slice was committed since somebody was let go
 
     def on_start(self) -> None:
         self._store = self._open_store()  # on this thread, which alone uses it
 
     def on_stop(self) -> None:
         self._commit()
-        self._abandon_inspections(
+        self._abandon(
             UnavailableError("the bus is stopping; nothing was committed, try again later")
         )
         if self._store is not None:
@@ -118,6 +156,12 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         """Whole numbers; any thread may ask, once the actor has started."""
         assert self._store is not None
         return self._store.statistics()
+
+    @property
+    def logical_bytes(self) -> int:
+        """What is used of the SQLite budget; any thread may ask, once the actor has started."""
+        assert self._store is not None
+        return self._store.logical_bytes
 
     def receive(self, message: LedgerMessage) -> None:
         match message:
@@ -136,22 +180,38 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             case ProjectionAdvanced(epoch, size_bytes):
                 if self._fence is None and epoch == self._epoch:
                     self._unprojected_bytes -= size_bytes
+            case WatchCapacity(watcher):
+                self._room.watched_by(watcher)
+            case CapacityChanged():
+                self._room.changed(message)
+                self._let_go()
+            case MeasureRedis():
+                self._commit()
+                self._projector.tell(message)  # behind all that has been removed
+            case PruneWhileFenced():
+                self._prune_while_fenced(message)
             case _:
                 assert_never(message)
-        if (
-            self.mailbox_is_empty()
-            or len(self._batch) >= BATCH_OPERATIONS
-            or self._batch_bytes >= BATCH_BYTES
-        ):
+        if self.mailbox_is_empty() or self._batch_is_full():
             self._commit()
+        if self._freed:
+            self._let_go()
+
+    def _batch_is_full(self) -> bool:
+        return len(self._batch) >= BATCH_OPERATIONS or self._batch_bytes >= BATCH_BYTES
 
     def _submit(self, submit: Submit) -> None:
-        if self._fence is not None:
+        change = submit.change
+        if self._fence is not None and not _holds_in_any_epoch(change):
             self._answer(submit, Refused(_fenced(self._fence)))
-        elif self._unprojected_bytes > UNPROJECTED_BYTES and isinstance(submit.change, Mutation):
+        elif not isinstance(change, Mutation):
+            self._take(submit)
+        elif self._unprojected_bytes > self._unprojected_limit_bytes:
             self._answer(submit, Refused(_overloaded()))
-        elif self._desk is not None and isinstance(submit.change, Mutation):
-            self._inspect(self._desk, submit.change, submit)
+        elif not self._room.is_open:
+            self._hold(change, submit)
+        elif self._desk is not None:
+            self._inspect(self._desk, change, submit)
         else:
             self._take(submit)
 
@@ -161,10 +221,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     def _inspect(self, desk: InspectionDesk, mutation: Mutation, submit: Submit) -> None:
         """Answer a repeat and what is refused without the command; hand in what is new."""
-        if any(_is_same_operation(batched.change, mutation) for batched in self._batch):
-            self._commit()
-        assert self._store is not None
-        outcome = self._store.look_up(mutation)
+        outcome = self._look_up(mutation)
         if outcome is None:
             try:
                 desk.enter(mutation, submit, self.address)
@@ -173,12 +230,22 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         if outcome is not None:
             self._answer(submit, outcome)
 
+    def _look_up(self, mutation: Mutation) -> Done | Refused | None:
+        """What is certain about it already, with what this batch is about to commit."""
+        if any(_is_same_operation(batched.change, mutation) for batched in self._batch):
+            self._commit()
+        assert self._store is not None
+        return self._store.look_up(mutation)
+
     def _inspected(self, inspected: Inspected) -> None:
         assert self._desk is not None
         submits = self._desk.settle(inspected)
         if isinstance(inspected.verdict, Allowed):
             for submit in submits:
-                self._take(submit)
+                if self._room.is_open:
+                    self._take(submit)
+                else:
+                    self._hold_new(submit, inspected=True)
         elif submits:
             change = submits[0].change
             assert isinstance(change, Mutation)
@@ -186,17 +253,74 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             for submit in submits:
                 self._answer(submit, refused)
 
-    def _abandon_inspections(self, error: BusError) -> None:
-        if self._desk is not None:
-            for submit in self._desk.abandon():
-                self._answer(submit, Refused(error))
+    def _abandon(self, error: BusError) -> None:
+        """Answer everybody who waits for a verdict or for room."""
+        inspected = self._desk.abandon() if self._desk is not None else []
+        for submit in (*inspected, *self._room.abandon()):
+            self._answer(submit, Refused(error))
+
+    # --- room ---
+
+    def _hold(self, mutation: Mutation, submit: Submit) -> None:
+        outcome = self._look_up(mutation)
+        if outcome is None:
+            self._hold_new(submit, inspected=self._desk is None)
+        else:
+            self._answer(submit, outcome)
+
+    def _hold_new(self, submit: Submit, *, inspected: bool) -> None:
+        refusing = self._room.refusing
+        if refusing is None:
+            self._room.hold(submit, inspected=inspected)
+        else:
+            self._answer(submit, Refused(self._no_room(refusing)))
+
+    def _let_go(self) -> None:
+        """Let those who wait try, batch by batch, until one finds no room."""
+        self._freed = False
+        if self._room.refusing is not None:
+            for submit in self._room.abandon():
+                self._answer(submit, Refused(self._no_room(self._room.refusing)))
+        while len(self._room):
+            while not self._batch_is_full() and (held := self._room.next()) is not None:
+                if self._desk is None or held.inspected:
+                    self._take(held.submit)
+                else:
+                    assert isinstance(held.submit.change, Mutation)
+                    self._inspect(self._desk, held.submit.change, held.submit)
+            if not self._batch:
+                return
+            waiting = len(self._room)
+            self._commit()
+            if len(self._room) > waiting:
+                return
+
+    def _found_no_room(self, submits: list[Submit], needed_bytes: int) -> None:
+        """The first of these did not fit, by so many bytes; the others may not pass it."""
+        if not self._room.put_back(submits, needed_bytes):
+            for submit in submits:
+                self._answer(submit, Refused(self._no_room("sqlite")))
+
+    def _no_room(self, budget: Budget) -> CapacityExhaustedError:
+        return CapacityExhaustedError(no_room_text(budget, self._config_path))
+
+    def _prune_while_fenced(self, order: PruneWhileFenced) -> None:
+        """Nobody reads the rows then: the projector was asked, and has given up."""
+        if self._fence is not None and self._fence.epoch == order.epoch:
+            self._take(Submit(order.change, order.reply_to))
+        else:
+            order.reply_to.set_exception(
+                UnavailableError(f"the bus is not in recovery epoch {order.epoch} any more")
+            )
+
+    # --- fence ---
 
     def _raise_fence(self, fence: Fence) -> None:
         self._commit()
         self._fence = fence
         self._epoch = fence.epoch
         self._unprojected_bytes = 0  # a catch-up reads everything from disk
-        self._abandon_inspections(_fenced(fence))
+        self._abandon(_fenced(fence))
         if not self._filling:
             self._ask_to_catch_up(fence)
 
@@ -257,11 +381,20 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 )
             raise
         facts: list[Fact] = []
+        without_room: list[Submit] = []
+        needed_bytes = 0
         with corked():
             for submit, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, NoRoom):
+                    needed_bytes = needed_bytes or outcome.needed_bytes
+                    without_room.append(submit)
+                    continue
                 self._answer(submit, outcome)
                 if isinstance(outcome, Done):
                     facts.extend(outcome.facts)
+                    self._freed |= isinstance(outcome.result, PruneResult)
+            if without_room:
+                self._found_no_room(without_room, needed_bytes)
         if facts:
             size_bytes = sum(
                 len(fact.envelope) for fact in facts if isinstance(fact, _WITH_ENVELOPE)
@@ -270,7 +403,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
             self._projector.tell(Committed(tuple(facts), self._store.last_sequence, size_bytes))
         self._store.attend_to_log()
 
-    def _answer(self, submit: Submit, outcome: Outcome) -> None:
+    def _answer(self, submit: Submit, outcome: Done | Refused) -> None:
         """What is given back comes before the answer, so that the caller's next call can use it;
         what the answer announces comes after it."""
         origin = submit.origin
@@ -301,6 +434,10 @@ def _fenced(fence: Fence) -> UnavailableError:
         "the bus is starting or recovering; nothing was committed, try again shortly",
         retry_after_ms=fence.retry_after_ms,
     )
+
+
+def _holds_in_any_epoch(change: Change) -> bool:
+    return isinstance(change, MoveCursors) and change.holds_in_any_epoch
 
 
 def _is_same_operation(change: Change, mutation: Mutation) -> bool:

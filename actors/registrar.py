@@ -24,6 +24,7 @@ from actors.messages import (
     Disconnected,
     Greeted,
     HookSeen,
+    LeaveDue,
     LedgerMessage,
     Link,
     LiveSession,
@@ -31,6 +32,7 @@ from actors.messages import (
     ReadinessChanged,
     Register,
     RegistrarMessage,
+    Released,
     SessionBindingSettled,
     Submit,
     SubscriptionsChanged,
@@ -42,6 +44,7 @@ from actors.pool import PooledActor
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.routes import Route, Routes
+from actors.timer import TimerHandle
 from actors.wait_keeper import AttachmentClosed, AttachmentOpened
 from agentbus.clock import Clock
 from agentbus.config import Config
@@ -64,6 +67,10 @@ _log = logging.getLogger(__name__)
 
 HOLDER_RETRY_MS = 1000
 
+LEAVE_SECONDS = 5.0
+"""How long a newcomer waits for the end of the attachment before it: longer than any read of Redis
+or of the disk that could keep that one from its last word."""
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -73,6 +80,14 @@ class Live:
     session: LiveSession
     route: Route
     adapter_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """An attachment whose end its successor waits for, and the end of that patience."""
+
+    attachment: Attachment
+    due: TimerHandle
 
 
 _Key = tuple[str, SessionIdentity]
@@ -86,6 +101,8 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
        process is gone, or it is idle and the newcomer's conversation is proven.
     2. One bind is with the ledger at a time, so that display names are given without a race.
     3. An attachment is routed before its client hears of it, and starts after.
+    4. A session is bound anew only after the last word of the attachment before it is with the
+       ledger: what was handed off then comes again marked. Bounded by `LEAVE_SECONDS`.
     """
 
     def __init__(
@@ -110,6 +127,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._notify_crash = crashed
         self._readiness = ReadinessChanged("starting", RecoveryEpoch(0), 200)
         self._live: dict[_Key, Live] = {}
+        self._leaving: dict[_Key, _Leaving] = {}
         self._binding: Register | None = None
         self._waiting: deque[Register] = deque()
         self._hooks = HookEvidence()
@@ -137,8 +155,13 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 reply_to.set({})
             case Disconnected(link):
                 self._disconnected(link)
+            case Released(attachment):
+                self._released(attachment)
+            case LeaveDue(attachment):
+                self._leave_due(attachment)
             case AttachmentCrashed(attachment):
                 self._attachment_crashed(attachment)
+                self._released(attachment)
             case SubscriptionsExpired(facts):
                 for fact in facts:
                     for live in self._live.values():
@@ -181,6 +204,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             )
 
     def _bind_next(self) -> None:
+        held: list[Register] = []  # their predecessors have not ended yet
         while self._waiting and self._binding is None:
             register = self._waiting.popleft()
             if register.link.closed:
@@ -190,10 +214,14 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             except BusError as error:
                 register.reply_to.set_exception(error)
                 continue
+            if _key(register.attach) in self._leaving:
+                held.append(register)
+                continue
             self._binding = register
             self._ledger.tell(
                 Submit(self._bind_change(register.attach, register.link), self._bind_reply())
             )
+        self._waiting.extendleft(reversed(held))
 
     def _make_way(self, register: Register) -> None:
         """End the holder of the same session where that is allowed, else refuse the newcomer."""
@@ -212,10 +240,13 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             holder.route.link is register.link
             or holder.route.link.closed
             or lapsed
-            or not _process_exists(holder.adapter_pid)
             or (proven and idle)
         ):
             self._release(key, StaleAttachmentError("a newer attachment took this session over"))
+            return
+        if not _process_exists(holder.adapter_pid):
+            # Its connection ends by itself, behind what it sent last and nobody has read yet.
+            self._await_end(key, holder.session.attachment)
             return
         raise SessionAlreadyConnectedError(
             f"this conversation is attached already, as {holder.session.sender.display_name} by "
@@ -352,9 +383,39 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             self._former_names[live.route.link, agent] = live.session.sender.display_name
         self._routes.unbind(attachment)
         self._waits.tell(AttachmentClosed(attachment.session_id))
+        if live.route.address.alive:
+            self._await_end(key, attachment)
+        else:
+            self._routes.ended(attachment)
         live.route.address.tell(Detached())
         if error is not None:
             live.route.link.send(_detached_frame(attachment, error))
+
+    def _await_end(self, key: _Key, attachment: Attachment) -> None:
+        if key not in self._leaving:
+            due = self._neighbours.timer.deliver_after(
+                LEAVE_SECONDS, self.address, LeaveDue(attachment)
+            )
+            self._leaving[key] = _Leaving(attachment, due)
+
+    def _released(self, attachment: Attachment) -> None:
+        for key, leaving in list(self._leaving.items()):
+            if leaving.attachment == attachment:
+                leaving.due.cancel()
+                del self._leaving[key]
+                self._routes.ended(attachment)
+                self._bind_next()
+
+    def _leave_due(self, attachment: Attachment) -> None:
+        """What keeps its successor waiting has had its time."""
+        _log.warning("%s did not end in %g s", attachment.session_id, LEAVE_SECONDS)
+        for key, live in list(self._live.items()):
+            if live.session.attachment == attachment:  # its process is gone, its connection is not
+                del self._leaving[key]
+                self._release(key, None)
+                self._bind_next()
+                return
+        self._released(attachment)
 
     def _release_where(self, chosen: Callable[[Live], bool], error: BusError | None) -> None:
         for key, live in list(self._live.items()):

@@ -1,14 +1,15 @@
-"""Replies that are not a connection: one tells an actor, one changes the answer on its way.
+"""Replies that are not a connection: they tell an actor, answer several, or change the answer.
 
-Both have the shape of `actors.base.Reply` and may be settled on any thread; they never block.
+All have the shape of `actors.base.Reply` and may be settled on any thread; they never block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from actors.base import Address, Reply
+from agentbus.failpoints import reach
 
 M = TypeVar("M")
 
@@ -33,6 +34,30 @@ class TellReply(Generic[M]):
 
     def set_exception(self, error: BaseException) -> None:
         self._address.tell(self._failed(error))
+
+
+class FlushReply:
+    """Answers the handoff reports of one flush where it was committed, on the ledger's thread.
+
+    So they are answered also when their attachment has ended meanwhile. `then` hears last.
+    """
+
+    __slots__ = ("_reports", "_then")
+
+    def __init__(self, reports: Iterable[tuple[int, Reply]], then: Reply) -> None:
+        self._reports = reports
+        self._then = then
+
+    def set(self, value: Any) -> None:
+        reach("after_cursor_commit")
+        for number, reply_to in self._reports:
+            reply_to.set({"report": number})
+        self._then.set(value)
+
+    def set_exception(self, error: BaseException) -> None:
+        for _, reply_to in self._reports:
+            reply_to.set_exception(error)
+        self._then.set_exception(error)
 
 
 class MappedReply:

@@ -29,8 +29,9 @@ from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.envelope import rfc3339
 from agentbus.errors import BusError
-from agentbus.limits import MIB, PROTOCOL_VERSION
+from agentbus.limits import PROTOCOL_VERSION
 from agentbus.projection.connection import Client, dataset_bytes
+from agentbus.rules.capacity import Budget
 from agentbus.store.reader import Reader
 from agentbus.store.schema import SCHEMA_VERSION
 
@@ -78,6 +79,7 @@ class Sources:
     connect_redis: Callable[[], Client]
     actors: Callable[[], list[ActorStatistics]]
     counters: Callable[[], dict[str, Any]]
+    exhausted: Callable[[], tuple[Budget, ...]]
 
 
 @dataclass(slots=True)
@@ -161,6 +163,7 @@ class ReporterActor(BusActor[ReporterMessage]):
 
     def _status(self, report: _Report) -> dict[str, Any]:
         health = report.health or {"state": "unknown", "errors": []}
+        redis_bytes = self._redis_bytes()  # once: one that hangs costs a time limit
         return {
             **health,
             "versions": {
@@ -171,19 +174,13 @@ class ReporterActor(BusActor[ReporterMessage]):
             "pid": os.getpid(),
             "started_at": rfc3339(self._started_at_us),
             "config": {"path": str(self._config.path), "values": self._config.effective()},
-            "redis": self._redis(health.get("redis")),
-            "budgets": self._budgets(),
+            "redis": _redis(health.get("redis"), redis_bytes),
+            "budgets": self._budgets(redis_bytes),
             "sessions": self._sessions(report.sessions or ()),
             "store": self._part(self._store.counts),
             "actors": [asdict(statistics) for statistics in self._sources.actors()],
             **self._sources.counters(),
         }
-
-    def _redis(self, info: dict[str, Any] | None) -> dict[str, Any] | None:
-        if info is None:
-            return None
-        engine = "redis" if info.get("search_module") is not None else "sqlite"
-        return info | {"search_engine": engine, "healthy": self._redis_bytes() is not None}
 
     def _redis_bytes(self) -> int | None:
         def measure() -> int:
@@ -193,16 +190,19 @@ class ReporterActor(BusActor[ReporterMessage]):
         used = self._part(measure)
         return used if isinstance(used, int) else None
 
-    def _budgets(self) -> dict[str, Any]:
+    def _budgets(self, redis_bytes: int | None) -> dict[str, Any]:
         sqlite_bytes = self._part(self._store.logical_bytes)
+        exhausted = self._sources.exhausted()
         budgets: dict[str, Any] = {
             "sqlite": {
                 "used_bytes": sqlite_bytes if isinstance(sqlite_bytes, int) else None,
-                "limit_bytes": self._config.sqlite_budget_mib * MIB,
+                "limit_bytes": self._config.sqlite_budget_bytes,
+                "exhausted": "sqlite" in exhausted,
             },
             "redis": {
-                "used_bytes": self._redis_bytes(),
-                "limit_bytes": self._config.redis_budget_mib * MIB,
+                "used_bytes": redis_bytes,
+                "limit_bytes": self._config.redis_budget_bytes,
+                "exhausted": "redis" in exhausted,
             },
         }
         shares = {
@@ -262,3 +262,10 @@ class ReporterActor(BusActor[ReporterMessage]):
             return measure()
         except BusError as error:
             return {"error": error.as_data()}
+
+
+def _redis(info: dict[str, Any] | None, redis_bytes: int | None) -> dict[str, Any] | None:
+    if info is None:
+        return None
+    engine = "redis" if info.get("search_module") is not None else "sqlite"
+    return info | {"search_engine": engine, "healthy": redis_bytes is not None}

@@ -1,13 +1,11 @@
 """The handoff reports of one attachment on their way to the ledger.
 
-Owns what waits for the next flush, the flushes under way and whom to answer after the commit. Never
-decides which reports are current (the attachment does) and writes nothing: a flush is one `tell` to
-the ledger. Runs on the attachment's thread.
+Owns what waits for the next flush, whom to answer after the commit, and what the client may have
+seen without a report. Never decides which reports are current (the attachment does) and writes
+nothing: a flush is one `tell` to the ledger. Runs on the attachment's thread.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 from actors.base import Address, Reply
 from actors.feeds import Feeds
@@ -18,14 +16,15 @@ from actors.messages import (
     LedgerMessage,
     Submit,
 )
-from actors.replies import TellReply
+from actors.replies import FlushReply, TellReply
 from actors.timer import Timer, TimerHandle
-from agentbus.errors import BusError, UnavailableError
+from agentbus.errors import BusError
 from agentbus.failpoints import reach
 from agentbus.identity import Attachment
+from agentbus.ids import Sequence
 from agentbus.limits import HANDOFF_FLUSH_MS, HANDOFF_FLUSH_REPORTS
 from agentbus.protocol.session import HandoffReport
-from agentbus.rules.coalesce import ReportCoalescer
+from agentbus.rules.coalesce import ReportCoalescer, at_most
 from agentbus.store.changes import MoveCursors, SubscriptionId
 
 
@@ -50,7 +49,7 @@ class HandoffReports:
         self._owner = owner
         self._gathered = ReportCoalescer()
         self._unanswered: list[tuple[int, Reply]] = []  # reports of the next flush
-        self._flushing: deque[tuple[MoveCursors, list[tuple[int, Reply]]]] = deque()
+        self._exposed: dict[SubscriptionId, Sequence] = {}
         self._flush_due: TimerHandle | None = None
 
     def call_seen(self, confirms: int, channels: tuple[str, ...] | None) -> None:
@@ -77,13 +76,23 @@ class HandoffReports:
         else:
             self._flush_soon()
 
+    def handing_off(self, exposed: dict[SubscriptionId, Sequence]) -> None:
+        """Up to here the client may have seen messages from now on; a later word replaces it."""
+        for subscription, position in exposed.items():
+            if self._feeds.get(subscription) is not None:
+                self._exposed[subscription] = position
+
     def forget(self, subscription: SubscriptionId) -> None:
         """The subscription is gone; nothing of it may be committed any more."""
         self._gathered.forget(subscription)
+        self._exposed.pop(subscription, None)
 
     def new_epoch(self) -> int:
-        """What was gathered before a recovery moves nothing; how many reports were refused."""
-        self._gathered = ReportCoalescer()
+        """Reports that were not committed before a recovery move nothing; how many were refused.
+
+        What is exposed stays so: no recovery makes a client forget what it was shown.
+        """
+        self._gathered = self._gathered.only_committed(self._committed())
         refused, self._unanswered = self._unanswered, []
         for number, reply_to in refused:
             reply_to.set({"report": number, "stale": True})
@@ -97,6 +106,7 @@ class HandoffReports:
         if self._gathered.is_empty and not self._unanswered:
             return
         moves = self._gathered.take()
+        reports, self._unanswered = self._unanswered, []
         change = MoveCursors(
             self._attachment,
             moves.handed_off,
@@ -104,38 +114,57 @@ class HandoffReports:
             moves.renewed,
             moves.expiry_confirmed,
         )
-        self._flushing.append((change, self._unanswered))
-        self._unanswered = []
         reach("before_cursor_commit")
-        reply = TellReply(self._owner, lambda _: CursorsCommitted(), _cursors_not_committed)
-        self._ledger.tell(Submit(change, reply, self._owner))
+        self._submit(change, reports)
 
-    def settled(self, error: BusError | None) -> None:
-        """The oldest flush under way was committed, or was not."""
-        reach("after_cursor_commit")
-        change, replies = self._flushing.popleft()
-        for number, reply_to in replies:
-            if error is None:
-                reply_to.set({"report": number})
-            else:
-                reply_to.set_exception(error)
-        if error is not None:
+    def leave(self) -> None:
+        """The last word of this attachment, in a change of its own that no recovery refuses."""
+        committed = self._committed()
+        confirmed = self._gathered.only_committed(committed).take().confirmed
+        self.flush()
+        exposed = {
+            subscription: position
+            for subscription, position in self._exposed.items()
+            if position > committed[subscription]
+        }
+        if exposed or confirmed:
+            self._submit(MoveCursors(self._attachment, confirmed=confirmed, exposed=exposed), [])
+
+    def refuse(self, error: BusError) -> None:
+        """Answer those that will not be flushed."""
+        refused, self._unanswered = self._unanswered, []
+        for _, reply_to in refused:
+            reply_to.set_exception(error)
+
+    def settled(self, settled: CursorsCommitted) -> None:
+        """A flush was committed, or was not; its reports have been answered."""
+        change = settled.change
+        if settled.error is not None:
+            committed = self._committed()
+            self._gathered.confirm_again(at_most(change.confirmed, committed))
             return
         for subscription, position in change.handed_off.items():
             if (feed := self._feeds.get(subscription)) is not None:
                 feed.handed_off = max(feed.handed_off, position)
+                feed.reported = max(feed.reported, position)
         for subscription, position in change.confirmed.items():
             if (feed := self._feeds.get(subscription)) is not None:
                 feed.confirmed = max(feed.confirmed, position)
+
+    def _committed(self) -> dict[SubscriptionId, Sequence]:
+        """How far each subscription is reported by this attachment, or was confirmed before it."""
+        return {feed.subscription: feed.reported for feed in self._feeds}
+
+    def _submit(self, change: MoveCursors, reports: list[tuple[int, Reply]]) -> None:
+        settled = TellReply[AttachmentMessage](
+            self._owner,
+            lambda _: CursorsCommitted(change),
+            lambda error: CursorsCommitted(change, error),
+        )
+        self._ledger.tell(Submit(change, FlushReply(reports, settled), self._owner))
 
     def _flush_soon(self) -> None:
         if self._flush_due is None and not (self._gathered.is_empty and not self._unanswered):
             self._flush_due = self._timer.deliver_after(
                 HANDOFF_FLUSH_MS / 1000, self._owner, FlushReports()
             )
-
-
-def _cursors_not_committed(error: BaseException) -> CursorsCommitted:
-    if isinstance(error, BusError):
-        return CursorsCommitted(error)
-    return CursorsCommitted(UnavailableError("the report was not committed"))

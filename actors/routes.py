@@ -45,19 +45,25 @@ class Routes:
 
     def __init__(self) -> None:
         self._routes: dict[SessionId, Route] = {}
+        self._ending: dict[Attachment, Route] = {}
 
     def bind(self, route: Route) -> None:
         self._routes[route.attachment.session_id] = route
 
     def all(self) -> list[Route]:
-        """The routes of all live attachments."""
-        return list(self._routes.values())
+        """The routes of all attachments that live or are about to end."""
+        return [*self._routes.values(), *self._ending.values()]
 
     def unbind(self, attachment: Attachment) -> None:
         """Forget it, unless a newer generation has taken its place."""
         route = self._routes.get(attachment.session_id)
         if route is not None and route.attachment == attachment:
             del self._routes[attachment.session_id]
+            self._ending[attachment] = route
+
+    def ended(self, attachment: Attachment) -> None:
+        """An attachment that was unbound has said its last word."""
+        self._ending.pop(attachment, None)
 
     def find(self, attachment: Attachment, link: Link) -> Route:
         """The route of a frame that names `attachment`. Raises StaleAttachmentError."""

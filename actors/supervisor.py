@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from actors.base import Address, Reply
+from actors.cleanup_messages import (
+    CatchUpDidNotFit,
+    EvictionEnded,
+)
 from actors.health import Readiness, Work
 from actors.messages import (
     CatchUpFailed,
@@ -98,6 +102,8 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
     | What failed            | What follows                                                        |
     |------------------------|---------------------------------------------------------------------|
     | projection             | fence, new epoch, replay or rebuild, again after a pause if need be |
+    | a rebuild, as Redis is |                                                                     |
+    | full                   | capacity cleanup under the fence, then the rebuild anew             |
     | an attachment, channel |                                                                     |
     | or inspector           | replaced by whoever started it; noted here                          |
     | any other actor        | the daemon ends: the next one starts from what is on disk           |
@@ -136,7 +142,9 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
                 self._caught_up(message)
             case CatchUpFailed(epoch, reason):
                 self._catch_up_failed(epoch, reason)
-            case RetryCatchUp(epoch):
+            case CatchUpDidNotFit():
+                self._did_not_fit(message)
+            case RetryCatchUp(epoch) | EvictionEnded(epoch):
                 if epoch == self._health.epoch and self._is_recovering():
                     self._begin_epoch(self._health.state)
             case Crashed(actor, error):
@@ -208,6 +216,15 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
         self._failures += 1
         self._hint(pause_s)
         self._timer.deliver_after(pause_s, self.address, RetryCatchUp(epoch))
+
+    def _did_not_fit(self, message: CatchUpDidNotFit) -> None:
+        """Nobody reads SQLite now and nothing is accepted: the time to remove what is too much."""
+        if message.epoch != self._health.epoch or not self._is_recovering():
+            return
+        self._health.work, self._health.progress = "making room in Redis", None
+        self._note("recovery: Redis has no memory left for all that is retained; making room")
+        assert self._wiring.cleanup is not None
+        self._wiring.cleanup.tell(message)
 
     def _actor_crashed(self, actor: str, error: BaseException) -> None:
         self._note(f"{actor} failed: {type(error).__name__}")

@@ -26,9 +26,11 @@ from actors.base import (
 )
 from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupSchedulerActor
+from actors.cleanup_scheduler import Outlets as CleanupOutlets
 from actors.front_door import Desks, FrontDoor
 from actors.inspections import InspectionDesk, InspectionStatistics
 from actors.messages import CheckRedis, Crashed, Detached, ReadinessChanged, StopAsked
+from actors.notices import notice_frame
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.redis_projector import RedisProjectorActor
@@ -44,7 +46,7 @@ from agentbus.encoding import encode_line
 from agentbus.errors import BusError
 from agentbus.ids import BusId
 from agentbus.inspection import find_command
-from agentbus.limits import MIB, SHUTDOWN_GRACE_SECONDS
+from agentbus.limits import SHUTDOWN_GRACE_SECONDS
 from agentbus.projection.connection import connect
 from agentbus.projection.launching import RedisSettings
 from agentbus.projection.searching import RedisSearch
@@ -128,6 +130,7 @@ class System:
         ledger_actor = ReceiptLedgerActor(
             lambda: LedgerStore(database_path(config), config, clock),
             projector_actor.address,
+            config,
             self._desk,
         )
         # The ledger first: it makes the database that the others read.
@@ -161,9 +164,15 @@ class System:
         )
         registrar = registrar_actor.address
         self._registrar = self._begin_pooled(dispatcher, registrar_actor)
-        cleanup_actor = CleanupSchedulerActor(
-            ledger, registrar, timer, config.cleanup_interval_seconds
+        outlets = CleanupOutlets(
+            ledger=ledger,
+            projector=projector,
+            registrar=registrar,
+            supervisor=self._supervisor,
+            used_bytes=lambda: ledger_actor.logical_bytes,
+            announce=self._announce,
         )
+        cleanup_actor = CleanupSchedulerActor(outlets, timer, config)
         cleanup = self._begin_pooled(dispatcher, cleanup_actor)
         sources = Sources(
             supervisor=self._supervisor,
@@ -171,6 +180,7 @@ class System:
             open_store=self._open_store,
             connect_redis=lambda: connect(self._paths.redis_socket),
             actors=self._actor_statistics,
+            exhausted=lambda: cleanup_actor.cleanup_statistics().exhausted,
             counters=lambda: {
                 "transport": asdict(listener.statistics()),
                 "ledger": asdict(ledger_actor.ledger_statistics()),
@@ -190,7 +200,7 @@ class System:
             door,
             door.heartbeat_payload,
             clock=clock,
-            on_failure=lambda error: self._give_up(f"transport failed: {type(error).__name__}"),
+            on_failure=lambda error: self.give_up(f"transport failed: {type(error).__name__}"),
         )
         wiring.ledger, wiring.projector = ledger, projector
         wiring.registrar, wiring.cleanup, wiring.waits = registrar, cleanup, waits
@@ -200,7 +210,7 @@ class System:
                 self._redis_started.set()
             listener.broadcast(door.set_readiness(change))
 
-        wiring.outlets = Outlets(announce, self._stop_asked, self._give_up, self._refuse)
+        wiring.outlets = Outlets(announce, self._stop_asked, self.give_up, self._refuse)
         timer.deliver_every(REDIS_CHECK_SECONDS, projector, CheckRedis())
         listener.start()
         # Last: from here on Redis starts, and whoever asks is told so.
@@ -247,7 +257,7 @@ class System:
         return RedisSettings(
             executable=self._config.redis_executable,
             search_engine=self._config.search_engine,
-            budget_bytes=self._config.redis_budget_mib * MIB,
+            budget_bytes=self._config.redis_budget_bytes,
             data_directory=self._config.data_directory,
             runtime_directory=self._paths.directory,
         )
@@ -271,11 +281,16 @@ class System:
         statistics = InspectionStatistics() if self._desk is None else self._desk.statistics()
         return {"command": list(self._config.inspection_command), **asdict(statistics)}
 
-    # --- what the supervisor and failing actors can do ---
+    # --- what the scheduler, the supervisor and failing actors can do ---
+
+    def _announce(self, notice: dict[str, Any]) -> None:
+        """Tell every live session; one whose connection is going hears of it no more."""
+        for route in self._routes.all():
+            route.link.send(notice_frame(route.attachment, notice))
 
     def _crashed(self, actor: str, error: BaseException) -> None:
         if actor == SupervisorActor.__name__:
-            self._give_up(f"{actor} failed: {type(error).__name__}")
+            self.give_up(f"{actor} failed: {type(error).__name__}")
         else:
             self._supervisor.tell(Crashed(actor, error))
 
@@ -283,13 +298,14 @@ class System:
         self._stops.append(asked)
         self._ended.set()
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """End, and say that it was not wanted: adapters then start a daemon again."""
         self._failure = reason
         self._ended.set()
 
     def _refuse(self, error: BusError | DatabaseUnusable) -> None:
         self._refusal = error
-        self._give_up(str(error))
+        self.give_up(str(error))
 
     # --- the end ---
 

@@ -109,6 +109,14 @@ class Config:
     path: Path
     source: Mapping[str, Source] = field(compare=False)
 
+    @property
+    def sqlite_budget_bytes(self) -> int:
+        return self.sqlite_budget_mib * MIB
+
+    @property
+    def redis_budget_bytes(self) -> int:
+        return self.redis_budget_mib * MIB
+
     def effective(self) -> dict[str, Json]:
         """Every setting with the value in force, ready for JSON."""
         return {row.name: _as_json(getattr(self, row.name)) for row in SETTINGS}

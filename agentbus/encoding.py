@@ -70,11 +70,11 @@ def decode_trusted(encoded: bytes | str) -> Any:
     return orjson.loads(encoded)
 
 
-def decode_strict(text: bytes | str) -> Any:
+def decode_strict(text: bytes | str, *, depth: int = JSON_DEPTH) -> Any:
     """Decode JSON from outside. Raises ValidationError that says what was wrong.
 
     Refused beside malformed JSON: bad UTF-8, duplicate keys, NaN and infinities, integers beyond 64
-    bits, lone surrogates, NUL characters, nesting deeper than `JSON_DEPTH`.
+    bits, lone surrogates, NUL characters, nesting deeper than `depth`.
     """
     if isinstance(text, bytes):
         try:
@@ -95,7 +95,7 @@ def decode_strict(text: bytes | str) -> Any:
         raise ValidationError(_TOO_DEEP) from None
     except ValueError as error:
         raise ValidationError(f"not a JSON document: {error}") from None
-    check_value(value)
+    check_value(value, depth)
     return value
 
 

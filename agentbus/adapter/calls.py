@@ -75,6 +75,12 @@ class ResultDelivery(Delivery):
     notices: tuple[dict[str, Any], ...]
 
 
+def _begun(delivery: Delivery) -> None:
+    assert isinstance(delivery, ResultDelivery)
+    if delivery.batch is not None:
+        delivery.conversation.handing_off(delivery.prefetch, delivery.batch)
+
+
 def _settled(delivery: Delivery) -> None:
     assert isinstance(delivery, ResultDelivery)
     if delivery.handed_off:
@@ -87,6 +93,7 @@ def _settled(delivery: Delivery) -> None:
             delivery.batch,
             handed_off=delivery.handed_off,
             bytes_left=delivery.bytes_left,
+            begun=delivery.begun,
         )
 
 
@@ -113,6 +120,7 @@ class _Call:
         current_delivery.set(
             ResultDelivery(
                 on_settle=_settled,
+                on_begin=_begun,
                 conversation=conversation,
                 prefetch=conversation.prefetch,
                 batch=batch,

@@ -230,13 +230,31 @@ class Conversation:
 
     # --- handoff ----------------------------------------------------------------------------------
 
+    def handing_off(self, prefetch: Prefetch, batch: Batch) -> None:
+        """A result of this conversation leaves in the next moment: should this process be killed
+        before its report, the daemon knows what to mark.
+
+        Nobody waits. The frame is with the OS before the result is, unless the daemon does not
+        read or the connection is down; then only this process knows.
+        """
+        if prefetch is self.prefetch:
+            self._expose(prefetch.exposes(batch))
+
     def settle(
-        self, prefetch: Prefetch, batch: Batch, *, handed_off: bool, bytes_left: bool
+        self,
+        prefetch: Prefetch,
+        batch: Batch,
+        *,
+        handed_off: bool,
+        bytes_left: bool,
+        begun: bool,
     ) -> None:
         """A result of this conversation left the adapter, or did not."""
         prefetch.settle(batch, handed_off=handed_off, bytes_left=bytes_left)
         if prefetch is self.prefetch:
             self._flush()
+            if begun and not bytes_left:
+                self._expose(prefetch.unexposed(batch))
             self._changed()
 
     def notices_told(self, told: tuple[dict[str, Any], ...]) -> None:
@@ -254,6 +272,10 @@ class Conversation:
         report = self.prefetch.report_due()
         if report is not None:
             self._send_report(self.attachment, self.prefetch, report)
+
+    def _expose(self, exposed: dict[int, int]) -> None:
+        if exposed:
+            self._notify("handing_off", {"exposed": [list(place) for place in exposed.items()]})
 
     async def reported(self, timeout_s: float) -> None:
         """Wait until the daemon has answered what was reported, but not for long."""
@@ -308,6 +330,7 @@ class Conversation:
         self.attachment = attachment
         self.display_name = answer["display_name"]
         self.prefetch.attached(answer["session_id"], answer["epoch"], answer["subscriptions"])
+        self._expose(self.prefetch.exposed_before(answer["subscriptions"]))
         for change in answer["memory_changes"]:
             self.memory_notices.add(change)
         self._flush()
@@ -324,12 +347,24 @@ class Conversation:
             self.prefetch.supersede(params["subscription"], params["position"], params["envelope"])
             self._flush()
         elif method == "notice":
-            self.memory_notices.add(params["notice"])
+            self._noticed(params["notice"])
         elif method == "expired":
             self.prefetch.expire(params["subscription"], params["channel"], params["expired_at"])
         else:
             self.attachment = None
         self._changed()
+
+    def _noticed(self, notice: dict[str, Any]) -> None:
+        if "memory_id" in notice:
+            self.memory_notices.add(notice)
+        else:  # of the bus itself: the newest of its kind, told in the next result of any tool
+            same = ("kind", "budget")
+            self.notices = [
+                earlier
+                for earlier in self.notices
+                if any(earlier.get(key) != notice.get(key) for key in same)
+            ]
+            self.notices.append(notice)
 
     def readiness_changed(self, state: str, epoch: int) -> None:
         if epoch != self.prefetch.epoch:

@@ -3,12 +3,14 @@
 A tool handler that gives out records makes a `Delivery` and puts it into `current_delivery`, in the
 task that runs the handler (a child task has its own copy of the variable, which nobody reads):
 
-    current_delivery.set(Delivery(on_settle=report))
+    current_delivery.set(Delivery(on_settle=report, on_begin=announce))
     return CallToolResult(...)
 
 The transport settles it exactly once, whatever becomes of the call, and calls `on_settle(delivery)`
-in the event loop. Only `Outcome.HANDED_OFF` acknowledges; after every other outcome the records go
-back into the queue, marked `redelivered` when `delivery.bytes_left`. A handler that after all
+in the event loop. Before it gives the first byte to the OS it calls `on_begin(delivery)`, so that
+somebody who outlives this process can know what the client may have seen. Only
+`Outcome.HANDED_OFF` acknowledges; after every other outcome the records go back into the queue,
+marked `redelivered` when `delivery.bytes_left`. A handler that after all
 returns something else than the records settles the delivery itself, with `ERROR_RESPONSE`; it need
 not catch cancellation. (A handler that is interrupted by the end of the session while it unwinds
 from a cancel is not reported; nothing of it has left, and detaching requeues.)
@@ -50,13 +52,28 @@ class Delivery:
     """Records on their way out in one result. Subclass it to carry what `on_settle` needs."""
 
     on_settle: Callable[[Delivery], None]
+    on_begin: Callable[[Delivery], None] | None = None
     outcome: Outcome | None = field(default=None, init=False)
     bytes_left: bool = field(default=False, init=False)
     """Whether any byte of the result may have left: the client may have seen part of it."""
+    begun: bool = field(default=False, init=False)
+    """Whether the first byte was about to leave, which is before `bytes_left`."""
 
     @property
     def handed_off(self) -> bool:
         return self.outcome is Outcome.HANDED_OFF
+
+    def begin(self) -> None:
+        """The next thing that happens is the write of the first byte. Later calls do nothing."""
+        if self.begun:
+            return
+        self.begun = True
+        if self.on_begin is None:
+            return
+        try:
+            self.on_begin(self)
+        except Exception:
+            _log.exception("a delivery that is about to leave could not be announced")
 
     def settle(self, outcome: Outcome) -> None:
         """The first outcome stays; later ones change nothing."""

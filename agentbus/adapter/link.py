@@ -18,6 +18,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,6 +91,7 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: dict[Attachment, Listener] = {}
         self._early: list[tuple[Attachment, Notification]] = []
+        self._until_ready: set[asyncio.Event] = set()
         self._attaches = 0
         self._stopped = False
         self.stops = 0
@@ -157,6 +159,20 @@ class Link:
     def forget(self, attachment: Attachment) -> None:
         """Nothing more is to be dispatched for it."""
         self._listeners.pop(attachment, None)
+
+    async def pause(self, pause_s: float, hint_s: float) -> None:
+        """Before an attempt is repeated: `pause_s`. While the bus is not ready, at least `hint_s`,
+        but not beyond the moment at which it says that it is."""
+        if self.state == "ready":
+            await asyncio.sleep(pause_s)
+            return
+        ready = asyncio.Event()
+        self._until_ready.add(ready)
+        with suppress(TimeoutError):
+            try:
+                await asyncio.wait_for(ready.wait(), max(pause_s, hint_s))
+            finally:
+                self._until_ready.discard(ready)
 
     def close(self) -> None:
         """Leave; the daemon sees the connection end and releases the attachments."""
@@ -294,6 +310,9 @@ class Link:
     def _readiness(self, params: dict[str, Any]) -> None:
         changed = (self.state, self.epoch) != (params["state"], params["epoch"])
         self.state, self.epoch = params["state"], params["epoch"]
+        if self.state == "ready":
+            for waiting in self._until_ready:
+                waiting.set()
         if changed:
             for listener in tuple(self._listeners.values()):
                 listener.readiness_changed(self.state, self.epoch)

@@ -227,6 +227,8 @@ class WriteSide:
         while self._frames:
             frame = self._frames[0]
             chunk = frame.data[frame.written_bytes : frame.written_bytes + _WRITE_BYTES]
+            if frame.delivery is not None:
+                frame.delivery.begin()
             if self._writer is not None:
                 if self._writer.submit(chunk):
                     frame.start()

@@ -7,6 +7,7 @@ and never waits: link.py moves what this module decides. Used in the thread of t
     attached / new_epoch / subscribed / left / expire                     what the daemon says
     accept / supersede
     take -> Batch, settle(batch, ...), replay() -> Batch                  what results do
+    exposes(batch), unexposed(batch), exposed_before(...)                 what clients may have seen
     credit_due(), report_due(), committed(report), failed(report)         what the daemon is told
     arrival(), confirms(arrival)                                          what a later call proves
 
@@ -129,6 +130,8 @@ class Prefetch:
             queue = self._queue(subscription, row["channel"], row["confirmed"])
             queue.invalidate(row["confirmed"])
             queue.reported = queue.committed = queue.sent = row["confirmed"]
+            queue.exposed = max(queue.exposed, row["handed_off"])
+            queue.announced = max(queue.announced, queue.exposed)
         for subscription in self._subscriptions.keys() - live:
             del self._subscriptions[subscription]
 
@@ -279,6 +282,33 @@ class Prefetch:
         expired = tuple(self._expired.values())
         return Batch(tuple(fitting), expired, more, room.oversize, is_replay=True)
 
+    def exposes(self, batch: Batch) -> dict[int, int]:
+        """What to announce before the first byte of this batch's result leaves."""
+        news: dict[int, int] = {}
+        for subscription, position in self._tops(batch).items():
+            queue = self._subscriptions[subscription]
+            if position > queue.announced:
+                news[subscription] = queue.announced = position
+        return news
+
+    def unexposed(self, batch: Batch) -> dict[int, int]:
+        """What to announce when after all no byte left of a batch that was announced."""
+        news: dict[int, int] = {}
+        for subscription in self._tops(batch):
+            queue = self._subscriptions[subscription]
+            if queue.announced > queue.exposed:
+                news[subscription] = queue.announced = queue.exposed
+        return news
+
+    def exposed_before(self, subscriptions: Iterable[dict[str, Any]]) -> dict[int, int]:
+        """What a new attachment has to hear, because its daemon has stored less than that."""
+        news: dict[int, int] = {}
+        for row in subscriptions:
+            queue = self._subscriptions.get(row["subscription"])
+            if queue is not None and queue.announced > row["handed_off"]:
+                news[queue.subscription] = queue.announced
+        return news
+
     def settle(self, batch: Batch, *, handed_off: bool, bytes_left: bool = False) -> None:
         """The result that carried this batch was handed off, or was not. Once per batch."""
         if handed_off:
@@ -287,6 +317,10 @@ class Prefetch:
                 expiry.told = expiry.report is None
         if batch.is_replay:
             return
+        if handed_off or bytes_left:
+            for subscription, position in self._tops(batch).items():
+                shown = self._subscriptions[subscription]
+                shown.exposed = max(shown.exposed, position)
         if handed_off and batch.entries:
             self._last_entries = tuple(self._as_they_are(batch))
         by_subscription: dict[int, list[Entry]] = {}
@@ -375,6 +409,14 @@ class Prefetch:
             queue = SubscriptionQueue(subscription, channel, position)
             self._subscriptions[subscription] = queue
         return queue
+
+    def _tops(self, batch: Batch) -> dict[int, int]:
+        """The highest position of a record in each subscription that is still there."""
+        return {
+            subscription: entry.position
+            for subscription, entry in batch.entries  # in order of sequence
+            if isinstance(entry, Record) and subscription in self._subscriptions
+        }
 
     def _as_they_are(self, batch: Batch) -> Iterator[tuple[int, Entry]]:
         """The entries of a batch, memories as they are now."""

@@ -48,11 +48,13 @@ class Retry:
         if error.code not in _RETRIED:
             raise error
         self._check_not_stopped()
-        pause_s = max(self._pause_s, (error.retry_after_ms or 0) / 1000) * random.uniform(1, 1.5)
+        pause_s = self._pause_s * random.uniform(1, 1.5)
+        hint_s = (error.retry_after_ms or 0) / 1000 * random.uniform(1, 1.5)
         self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
-        if self._loop.time() + pause_s > self._deadline_s:
+        left_s = self._deadline_s - self._loop.time()
+        if pause_s > left_s:
             raise error
-        await asyncio.sleep(pause_s)
+        await self._link.pause(pause_s, min(hint_s, left_s))
         self._check_not_stopped()  # the next attempt would start the bus again
 
     def _check_not_stopped(self) -> None:

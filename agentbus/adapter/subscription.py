@@ -8,6 +8,8 @@ Positions, lowest first; all are sequences:
     handed_off       everything up to here was handed off or passed over; only ever grows
     reserved         everything up to here was given to some result or passed over by one
     queued_through   everything up to here has arrived or is known not to come
+    exposed          of nothing above this has a byte left here, nor in an attachment before
+    announced        up to here the daemon holds for exposed, having it stored or been told
 
 Invariant: whatever is at or below `reserved` was handed off, was passed over, is on its way, or is
 queued again after its result failed. Results may settle in any order, so `handed_off` stays below
@@ -127,6 +129,8 @@ class SubscriptionQueue:
         """How far the daemon has sent to this attachment; it refuses reports of more."""
         self.committed = position
         """Newest position whose report the daemon has answered."""
+        self.exposed = position
+        self.announced = position
         self._queue: deque[Entry] = deque()
         self._in_flight: dict[int, Entry] = {}
         self._known: set[int] = set()

@@ -13,7 +13,12 @@ from typing import Any, Final
 
 from agentbus import __version__
 from agentbus.cli.entry import NotRunningError
-from agentbus.errors import NotFoundError, UnavailableError, VersionMismatchError
+from agentbus.errors import (
+    NotFoundError,
+    UnavailableError,
+    ValidationError,
+    VersionMismatchError,
+)
 from agentbus.limits import PROTOCOL_VERSION
 from agentbus.transport.client import Client, NoAnswerError, connect_socket
 from agentbus.transport.singleton import (
@@ -72,6 +77,18 @@ class Daemon:
             raise UnavailableError(f"{error.message}; {_advice(self.pid)}") from None
         path = answer.get("config_path")
         return Path(path) if isinstance(path, str) else None
+
+    def data_directory(self, asked_path: Path | None) -> object:
+        """Its data folder. Refuses when the person named another configuration than its own."""
+        used_path = self.config_path()
+        if asked_path is not None and used_path is not None and used_path != asked_path.absolute():
+            raise ValidationError(
+                f"the running daemon uses {used_path}, not {asked_path.absolute()}; run agentbus "
+                "stop first, or leave out --config to mean the running bus"
+            )
+        status: dict[str, Any] = self.ask("status")
+        values = (status.get("config") or {}).get("values") or {}
+        return values.get("data_directory", "(unknown)")
 
     def wait_until_gone(self) -> None:
         """Until the lock is free or somebody else's. Raises UnavailableError after 10 s."""

@@ -7,6 +7,7 @@ the child that it started.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -96,8 +97,7 @@ def launch(
     settings: RedisSettings, candidate: Candidate, token: str, go_on: Check
 ) -> tuple[subprocess.Popen[bytes], RedisInfo]:
     """A serving child and what it can do. Leaves nothing running when it raises."""
-    for leftover in settings.working_directory.glob("*.rdb"):
-        leftover.unlink()  # ours and stale; a damaged one would keep Redis from starting
+    _remove_leftovers(settings.working_directory)
     try:
         with settings.log_path.open("wb") as log:
             child = subprocess.Popen(
@@ -132,6 +132,16 @@ def end_child(child: subprocess.Popen[bytes], grace_s: float) -> None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # with the helpers that its search module forks
     child.wait()
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Dumps and logs of writes: ours and stale, and damaged ones would keep Redis from starting,
+    even where it is told to use none."""
+    for pattern in ("*.rdb", "*.aof"):
+        for leftover in folder.glob(pattern):
+            leftover.unlink()
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder / "appendonlydir")
 
 
 def _arguments(settings: RedisSettings, candidate: Candidate, token: str) -> list[str]:

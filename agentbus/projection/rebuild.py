@@ -101,6 +101,17 @@ def clear(client: Client, go_on: Check) -> None:
         time.sleep(_FREE_POLL_S)
 
 
+def make_up_removals(writer: StreamWriter, removed: Mapping[ChannelId, Sequence]) -> None:
+    """Remove what the ledger has removed and this Redis still has.
+
+    A removal has no sequence: the mark does not tell whether it got here.
+    """
+    known = writer.removed()
+    for channel_id, removed_through in removed.items():
+        if removed_through > known.get(channel_id, 0):
+            writer.remove_found(channel_id, removed_through)
+
+
 def replay(
     writer: StreamWriter,
     memories: Iterator[list[Projection]],
@@ -125,10 +136,7 @@ def replay(
             done += len(batch)
             reach("during_replay")
             progress(done, total)
-    known = writer.removed()
-    for channel_id, removed_through in removed.items():
-        if removed_through > known.get(channel_id, 0):
-            writer.remove_found(channel_id, removed_through)
+    make_up_removals(writer, removed)
     writer.project([], through)
 
 

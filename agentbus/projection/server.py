@@ -105,11 +105,27 @@ class RedisServer:
         with closing(self.connect()) as client, redis_errors("answer a ping"):
             client.ping()
 
+    @property
+    def socket_path(self) -> Path:
+        return self._settings.socket_path
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the dataset is compared with. Any thread may ask."""
+        return self._settings.budget_bytes
+
+    def check_place(self) -> None:
+        """Raises ProjectionError when nobody who connects from now on would find it."""
+        if not self._settings.socket_path.exists():
+            raise ProjectionError(
+                f"{self._settings.socket_path} was removed; the bus starts another Redis"
+            )
+
     def lift_backstop(self) -> None:
         """Let our instance take more memory than was meant for it, until it ends.
 
-        What was accepted has to be projected: a backstop that stays shut would end the bus for good
-        instead of one send.
+        Only when nothing is left that may be removed: what was accepted has to be projected, and a
+        backstop that stays shut would end the bus for good instead of one send.
         """
         with closing(self.connect()) as client, redis_errors("take more memory"):
             client.config_set("maxmemory", 0)

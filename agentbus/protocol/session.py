@@ -3,7 +3,7 @@
 Client to daemon, requests: `hello`, `heartbeat`, `attach`, `detach`, `pull`, `handoff`,
 `memories`, the operations of operations.py, of hooks `hook` and `wait`, and for people `status`,
 `channels`, `sessions`, `stop`, `reset`.
-Client to daemon, notifications: `credit`, `used`, `cancel_pull`.
+Client to daemon, notifications: `credit`, `used`, `handing_off`, `cancel_pull`.
 Daemon to client, notifications: `deliver`, `invalidate`, `notice`, `expired`, `readiness`,
 `detached`, `evidence`, `stopping`.
 
@@ -113,6 +113,20 @@ class Used:
     attachment: Attachment
     confirms: int
     channels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandingOff:
+    """Told before the first byte of a result with messages leaves the adapter.
+
+    `exposed`: subscription -> the highest sequence of which the client may have seen a byte from
+    then on, whatever becomes of the result and of the adapter. The last word on a subscription
+    counts, so a lower one takes back what did not leave. It moves no cursor while the attachment
+    lives; what no report covers at its end is delivered again, marked.
+    """
+
+    attachment: Attachment
+    exposed: dict[int, Sequence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +447,11 @@ def parse_credit(params: Any) -> Credit:
 def parse_used(params: Any) -> Used:
     read = Fields("used", params, frozenset({"attachment", "confirms", "channels"}))
     return Used(read.attachment(), read.integer("confirms", 0), read.optional_names("channels"))
+
+
+def parse_handing_off(params: Any) -> HandingOff:
+    read = Fields("handing_off", params, frozenset({"attachment", "exposed"}))
+    return HandingOff(read.attachment(), read.positions("exposed"))
 
 
 def parse_handoff(params: Any) -> HandoffReport:

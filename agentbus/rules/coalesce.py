@@ -78,6 +78,25 @@ class ReportCoalescer:
         for report in self._unconfirmed:
             report.positions.pop(subscription, None)
 
+    def only_committed(self, committed: dict[int, Sequence]) -> ReportCoalescer:
+        """What still holds after a recovery: of reports, what was committed before it.
+
+        A confirmation of that stays true, whether it came already or is still to come.
+        """
+        kept = ReportCoalescer(
+            _confirmed=at_most(self._confirmed, committed),
+            _renewed=self._renewed,
+            _expiry_confirmed=self._expiry_confirmed,
+        )
+        for report in self._unconfirmed:
+            positions = at_most(report.positions, committed)
+            kept._unconfirmed.append(_Report(report.number, positions, report.expired))
+        return kept
+
+    def confirm_again(self, confirmed: dict[int, Sequence]) -> None:
+        """Confirmations that were taken, and not committed."""
+        _advance(self._confirmed, confirmed)
+
     def take(self) -> Moves:
         """Everything gathered since the last time."""
         moves = Moves(
@@ -89,6 +108,11 @@ class ReportCoalescer:
         self._handed_off, self._confirmed = {}, {}
         self._renewed, self._expiry_confirmed = {}, {}
         return moves
+
+
+def at_most(positions: dict[int, Sequence], limits: dict[int, Sequence]) -> dict[int, Sequence]:
+    """These positions, none above its limit; without a limit there is none."""
+    return {key: min(position, limits[key]) for key, position in positions.items() if key in limits}
 
 
 def _advance(target: dict[int, Sequence], positions: dict[int, Sequence]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from agentbus.encoding import decode_trusted
 from agentbus.envelope import Body
 from agentbus.ids import SessionId
-from agentbus.rules.terms import encode_term, terms_and_words
+from agentbus.rules.terms import encode_term, indexed
 
 DOCUMENT_VERSION = f"2 {unicodedata.unidata_version}"
 """Raise the number with any change to documents or terms: an index of another version is made anew.
@@ -64,10 +64,10 @@ def document_of(
 
     `channel` is the name; `sender` the agent's name.
     """
-    parts, whole = terms_and_words("\n".join([subject or "", content, *references]))
+    text, whole = indexed("\n".join([subject or "", content, *references]))
     return SearchDocument(
-        text=" ".join(parts),
-        whole=" ".join(whole),
+        text=text,
+        whole=whole,
         channel=code(channel),
         sender=code(sender),
         session=code(session_id),

@@ -1,4 +1,4 @@
-"""How long things live: one reading of every lifetime, and where an age cut ends.
+"""How long things live: one reading of every lifetime, and where a removal ends.
 
 Owns the edge: what began at `t` and lives for `h` hours exists up to, not including, `t + h`. That
 holds for messages, receipts and idle subscriptions alike. Never deletes anything itself. Pure; runs
@@ -32,5 +32,16 @@ def age_cut(times_us: Iterable[int], cutoff_us: int) -> int:
     for time_us in times_us:
         if time_us > cutoff_us:
             break
+        count += 1
+    return count
+
+
+def capacity_cut(sizes_bytes: Iterable[int], free_bytes: int) -> int:
+    """How many of the first, in sequence order, are removed: the fewest that free so much."""
+    count = 0
+    for size_bytes in sizes_bytes:
+        if free_bytes <= 0:
+            break
+        free_bytes -= size_bytes
         count += 1
     return count

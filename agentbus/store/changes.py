@@ -25,7 +25,9 @@ from agentbus.protocol.operations import (
 )
 
 GapCause = Literal["age", "capacity"]
-PruneWhat = Literal["messages_by_age", "tombstones", "receipts", "subscriptions"]
+PruneWhat = Literal[
+    "messages_by_age", "messages_by_capacity", "tombstones", "receipts", "subscriptions"
+]
 SubscriptionId = int
 """Row id of a subscription, never reused: a report for an older one cannot move a newer one."""
 
@@ -93,6 +95,8 @@ class MoveCursors:
     Positions only ever move forward; a subscription that is gone or belongs to another session is
     skipped. `renewed` counts as explicit use: one past its idle limit expires instead.
     `expiry_confirmed`: subscriptions whose expiry notice was handed off and confirmed.
+    `exposed`: up to where a client may have seen messages that no report covers; they come again,
+    marked. It is a client's word, so what is beyond the newest sequence is cut.
     """
 
     attachment: Attachment
@@ -100,6 +104,12 @@ class MoveCursors:
     confirmed: dict[SubscriptionId, Sequence] = field(default_factory=dict)
     renewed: tuple[SubscriptionId, ...] = ()
     expiry_confirmed: tuple[SubscriptionId, ...] = ()
+    exposed: dict[SubscriptionId, Sequence] = field(default_factory=dict)
+
+    @property
+    def holds_in_any_epoch(self) -> bool:
+        """Whether nothing of it rests on what the projection showed since the last commit."""
+        return not self.handed_off
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +132,14 @@ class BindSession:
 
 @dataclass(frozen=True, slots=True)
 class PruneSlice:
-    """One bounded slice of cleanup. Nothing else is in the same transaction slice."""
+    """One bounded slice of cleanup. Nothing else is in the same transaction slice.
+
+    `free_bytes`: by capacity, removal ends as soon as the rows removed were so large in all.
+    """
 
     what: PruneWhat
     max_rows: int
+    free_bytes: int = 0
 
 
 def mutation(
@@ -276,7 +290,18 @@ class Refused:
     error: BusError
 
 
-Outcome: TypeAlias = Done | Refused
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A new mutation would not fit `sqlite_budget_mib`: nothing was changed for it.
+
+    No later new mutation of the batch was let in either, small as it may be: one sender's come in
+    the order in which they were sent. `needed_bytes` is what this one would have added.
+    """
+
+    needed_bytes: int
+
+
+Outcome: TypeAlias = Done | Refused | NoRoom
 
 
 # --- rows as others see them ----------------------------------------------------------------------

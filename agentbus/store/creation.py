@@ -60,6 +60,16 @@ def insert_first_rows(
     connection.execute(
         _INSERT_CHANNEL, (None, DEFAULT_CHANNEL, "ordinary", now_us, last_sequence, 0, 0, 0)
     )
+    insert_meta(connection, last_sequence, last_generation, Sequence(0))
+
+
+def insert_meta(
+    connection: sqlite3.Connection,
+    last_sequence: Sequence,
+    last_generation: Generation,
+    purged_through: Sequence,
+) -> None:
+    """What is said about the bus as a whole, when its rows are there: also its new id."""
     connection.executemany(
         _INSERT_META,
         [
@@ -67,7 +77,7 @@ def insert_first_rows(
             ("bus_id", new_id()),
             ("last_sequence", last_sequence),
             ("last_generation", last_generation),
-            ("purged_through", 0),
+            ("purged_through", purged_through),
             ("logical_bytes", recount(connection)),
         ],
     )

@@ -6,6 +6,7 @@ the disk, never starts a thread; whoever calls it (the ledger actor) is its only
 What may go wrong, and what is then true:
 
 - a change is refused: it has written nothing, its neighbours are not affected;
+- a new mutation does not fit the budget: nothing of it is there, and nothing of those after it;
 - the disk fails before the commit: nothing of the batch is there, every change is refused as
   `unavailable` (as `internal` when the file turns out to be damaged), and the next batch is tried
   as usual;
@@ -40,6 +41,7 @@ from agentbus.store.changes import (
     MakeChannel,
     MoveCursors,
     Mutation,
+    NoRoom,
     OpenSubscription,
     Outcome,
     PruneSlice,
@@ -182,7 +184,7 @@ class LedgerStore:
         """Keep the write-ahead log small; after each `apply`, when its outcomes have been told."""
         self._write_ahead_log.attend()
 
-    def look_up(self, change: Mutation) -> Outcome | None:
+    def look_up(self, change: Mutation) -> Done | Refused | None:
         """What is certain before a mutation is inspected; None: it is new and may go on.
 
         A repeat has the answer of the first time, and what `apply` would refuse for its attachment,
@@ -270,7 +272,10 @@ class LedgerStore:
                     work.flush()
                 before = (connection.total_changes, work.gathered_rows)
                 try:
-                    outcomes.append(_HANDLERS[type(change)](work, change))
+                    outcome = _HANDLERS[type(change)](work, change)
+                    if self._is_beyond_budget(work) and _is_new_mutation(change, outcome):
+                        raise _RerunNeeded
+                    outcomes.append(outcome)
                 except BusError as error:
                     if (connection.total_changes, work.gathered_rows) != before:
                         raise _RerunNeeded from None
@@ -287,12 +292,19 @@ class LedgerStore:
         work = self._begin()
         execute = self._connection.execute
         outcomes: list[Outcome] = []
+        full = False
         for change in batch:
             staged = work.staged.copy()
             execute("SAVEPOINT change")
             try:
                 outcome: Outcome = _HANDLERS[type(change)](work, change)
                 work.flush()
+                if _is_new_mutation(change, outcome) and (full or self._is_beyond_budget(work)):
+                    full = True
+                    added_bytes = work.counters.logical_bytes - staged.counters.logical_bytes
+                    execute("ROLLBACK TO change")
+                    work.forget(staged)
+                    outcome = NoRoom(added_bytes)
             except Exception as error:
                 if _is_storage_failure(error):
                     raise
@@ -302,6 +314,9 @@ class LedgerStore:
             outcomes.append(outcome)
             execute("RELEASE change")
         return work, outcomes
+
+    def _is_beyond_budget(self, work: Work) -> bool:
+        return work.counters.logical_bytes > self._config.sqlite_budget_bytes
 
     def _unavailable(self, batch: Batch[Change], error: Exception) -> list[Outcome]:
         try:
@@ -351,6 +366,12 @@ def _is_storage_failure(error: Exception) -> bool:
     if isinstance(error, (sqlite3.OperationalError, sqlite3.InternalError, OSError)):
         return True
     return type(error) is sqlite3.DatabaseError  # "disk image is malformed" has no class of its own
+
+
+def _is_new_mutation(change: Change, outcome: Outcome) -> bool:
+    """Only these have to fit the budget: a repeat adds nothing, and what else a session needs in
+    order to read on is small."""
+    return isinstance(change, Mutation) and isinstance(outcome, Done) and outcome.charged
 
 
 def _wrote_nothing(error: Exception) -> bool:

@@ -24,6 +24,7 @@ from agentbus.store.connection import (
     Synchronous,
     damaged,
     make_private,
+    open_reader,
     open_to_check,
     open_writer,
     unusable,
@@ -64,6 +65,17 @@ def open_bus(path: Path, synchronous: Synchronous, now_us: int) -> sqlite3.Conne
         connection.close()
         raise
     return connection
+
+
+def open_snapshot(path: Path) -> sqlite3.Connection:
+    """To read all of a bus, whether a daemon runs or not. Raises DatabaseUnusable."""
+    if path.exists() and not log_path(path).exists():
+        # A reader makes an empty log, after which nobody could tell that one is missing.
+        connection, version = open_to_check(path, has_log=False)
+        with closing(connection):
+            if version == SCHEMA_VERSION and read_mark(connection) == "open":
+                raise _log_missing(path)
+    return open_reader(path)
 
 
 def close_bus(
@@ -122,12 +134,7 @@ def _check(path: Path, log: LogState) -> int:
         known = check_version(path, version)
         mark = read_mark(connection)
         if mark == "open" and not log.present:
-            raise DatabaseUnusable(
-                f"{path}: its log {log_path(path).name} is missing, with what was accepted last, "
-                "since the daemon that used both did not end in order. Put it back; or, if another "
-                "program has folded it in or it is lost, go on without it: "
-                f"touch {log_path(path)}"
-            )
+            raise _log_missing(path)
         check_whole(connection, path, ended_in_order=mark == "closed" and not log.size_bytes)
         return known
 
@@ -139,6 +146,14 @@ def _mark_open(connection: sqlite3.Connection, path: Path) -> None:
     except sqlite3.OperationalError as error:
         # A full disk: reading is still worth something, and nothing can be accepted anyway.
         _log.warning("%s: cannot be marked as in use: %s", path, error)
+
+
+def _log_missing(path: Path) -> DatabaseUnusable:
+    return DatabaseUnusable(
+        f"{path}: its log {log_path(path).name} is missing, with what was accepted last, since the "
+        "daemon that used both did not end in order. Put it back; or, if another program has "
+        f"folded it in or it is lost, go on without it: touch {log_path(path)}"
+    )
 
 
 def _log_damaged(path: Path, how: str) -> DatabaseUnusable:

@@ -1,4 +1,4 @@
-"""One bounded slice of cleanup: messages over age, old tombstones, receipts, idle subscriptions.
+"""One bounded slice of cleanup: the oldest messages, old tombstones, receipts, idle subscriptions.
 
 Owns what such a slice removes and the ranges it records, so that no reader misses a message without
 being told. Never decides when to clean up. Runs on the ledger's thread.
@@ -7,12 +7,13 @@ being told. Never decides when to clean up. Runs on the ledger's thread.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import TypeAlias
 
 from peewee import SQL
 
 from agentbus.failpoints import reach
 from agentbus.ids import ChannelId, Sequence, SessionId
-from agentbus.rules.retention import age_cut, over_since_us
+from agentbus.rules.retention import age_cut, capacity_cut, over_since_us
 from agentbus.store.accounting import row_bytes_sql
 from agentbus.store.changes import (
     Done,
@@ -77,11 +78,17 @@ _SELECT_IDLE = text(
 )
 
 
+_OldestRow: TypeAlias = tuple[Sequence, ChannelId, int, int]
+"""Of an ordinary message: its sequence, channel, time in microseconds and size in bytes."""
+
+
 def prune_slice(work: Work, change: PruneSlice) -> Done:
     """Remove at most `max_rows` rows of one sort."""
     match change.what:
         case "messages_by_age":
             return _messages_by_age(work, change.max_rows)
+        case "messages_by_capacity":
+            return _messages_by_capacity(work, change.max_rows, change.free_bytes)
         case "tombstones":
             return _tombstones(work, change.max_rows)
         case "receipts":
@@ -91,23 +98,39 @@ def prune_slice(work: Work, change: PruneSlice) -> Done:
 
 
 def _messages_by_age(work: Work, max_rows: int) -> Done:
-    rows = work.execute(_SELECT_OLDEST, (work.staged.ordinary_from, max_rows)).fetchall()
+    rows = _oldest(work, max_rows)
     cutoff_us = over_since_us(work.now_us, work.config.message_retention_hours)
     over = rows[: age_cut((row[2] for row in rows), cutoff_us)]
-    if not over:
-        return Done(PruneResult(0, False))
-    work.connection.executemany(_DELETE_MESSAGE, [(row[0],) for row in over])
+    return Done(PruneResult(len(over), len(over) == max_rows), _remove(work, over, "age"))
+
+
+def _messages_by_capacity(work: Work, max_rows: int, free_bytes: int) -> Done:
+    """The oldest of the whole bus, whoever has not read them."""
+    rows = _oldest(work, max_rows)
+    gone = rows[: capacity_cut((row[3] for row in rows), free_bytes)]
+    return Done(PruneResult(len(gone), len(gone) == max_rows), _remove(work, gone, "capacity"))
+
+
+def _oldest(work: Work, max_rows: int) -> list[_OldestRow]:
+    """The first ordinary messages in the order of their commits."""
+    return work.execute(_SELECT_OLDEST, (work.staged.ordinary_from, max_rows)).fetchall()
+
+
+def _remove(work: Work, rows: list[_OldestRow], cause: GapCause) -> tuple[MessagesRemoved, ...]:
+    """Remove these, which are the first: so it is a prefix of every channel that it concerns."""
+    if not rows:
+        return ()
+    work.connection.executemany(_DELETE_MESSAGE, [(row[0],) for row in rows])
     reach("during_eviction")
-    work.counters.logical_bytes -= sum(row[3] for row in over)
-    work.staged.ordinary_from = Sequence(over[-1][0] + 1)
+    work.counters.logical_bytes -= sum(row[3] for row in rows)
+    work.staged.ordinary_from = Sequence(rows[-1][0] + 1)
     removed: defaultdict[ChannelId, list[Sequence]] = defaultdict(list)
-    for sequence, channel_id, _, _ in over:
+    for sequence, channel_id, _, _ in rows:
         removed[channel_id].append(sequence)
-    facts = [
-        _removed(work, channel_id, tuple(sequences), "age")
+    return tuple(
+        _removed(work, channel_id, tuple(sequences), cause)
         for channel_id, sequences in removed.items()
-    ]
-    return Done(PruneResult(len(over), len(over) == max_rows), tuple(facts))
+    )
 
 
 def _removed(

@@ -19,6 +19,7 @@ from peewee import SQL, fn
 from agentbus.encoding import encode
 from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.rules.cursors import missed
+from agentbus.store.accounting import row_bytes_sql
 from agentbus.store.changes import (
     ChannelRow,
     EndedMemory,
@@ -74,6 +75,9 @@ _LIVE = Message.tombstoned_at_us.is_null()
 _BETWEEN = (Message.channel == PLACE) & (Message.sequence > PLACE) & (Message.sequence < PLACE)
 _OLDEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence).limit(PLACE))
 _NEWEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence.desc()).limit(PLACE))
+_RETAINED_BYTES = text(
+    Message.select(fn.COALESCE(fn.SUM(row_bytes_sql(Message)), SQL("0"))).where(_LIVE)
+)
 _FIRST = text(
     Message.select(Message.sequence)
     .where((Message.channel == PLACE) & _LIVE)
@@ -419,6 +423,10 @@ class Reader:
     def logical_bytes(self) -> int:
         """What counts against `sqlite_budget_mib`, as of the last commit."""
         return int(self._all(_META, "logical_bytes")[0][0])
+
+    def retained_bytes(self) -> int:
+        """Of everything that a rebuild puts into Redis; reads the head of every row."""
+        return int(self._all(_RETAINED_BYTES)[0][0])
 
     def bus_id(self) -> BusId:
         """The identity of this database."""

@@ -52,12 +52,17 @@ def reset_database(path: Path, synchronous: Synchronous, now_us: int) -> ResetRe
         close_bus(connection, in_order=in_order)
 
 
+def empty_tables(connection: sqlite3.Connection) -> None:
+    """Within the caller's transaction: nothing is left but the tables themselves."""
+    for statement in _EMPTY:
+        connection.execute(statement)
+
+
 def _reset(connection: sqlite3.Connection, now_us: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         counters = load_committed(connection).counters
-        for statement in _EMPTY:
-            connection.execute(statement)
+        empty_tables(connection)
         reach("during_reset")
         insert_first_rows(connection, now_us, counters.last_sequence, counters.last_generation)
         connection.execute("COMMIT")

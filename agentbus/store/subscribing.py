@@ -170,14 +170,18 @@ def move_cursors(work: Work, change: MoveCursors) -> Done:
     facts: list[Fact] = []
     rows = []
     renewed = frozenset(change.renewed)
-    for subscription_id in sorted({*change.handed_off, *change.confirmed, *renewed}):
+    handed_off = dict(change.handed_off)
+    for subscription_id, position in change.exposed.items():
+        reached = min(position, newest)
+        handed_off[subscription_id] = max(handed_off.get(subscription_id, reached), reached)
+    for subscription_id in sorted({*handed_off, *change.confirmed, *renewed}):
         found = _by_id(work, session_id, subscription_id)
         if found is None:
             continue
         row = _move(
             work,
             found,
-            change.handed_off.get(subscription_id),
+            handed_off.get(subscription_id),
             change.confirmed.get(subscription_id),
         )
         if subscription_id in renewed:

@@ -22,7 +22,9 @@ PAUSE_S: Final = 0.1
 """How long `accept` rests when the process or machine has no descriptor left; doubles up to 2 s."""
 PAUSE_MAX_S: Final = 2.0
 
-_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_CLIENT_LEFT = frozenset({errno.ECONNABORTED, errno.EPROTO})
+"""The queue is shorter by that client, so the next `accept` is another one. After any other error
+it would be the same again, for ever."""
 
 
 class Acceptor:
@@ -54,10 +56,10 @@ class Acceptor:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _NO_DESCRIPTOR:
-                    self._rest(error)
-                    return
-                continue  # the client left the queue before it was accepted
+                if error.errno in _CLIENT_LEFT:
+                    continue
+                self._rest(error)
+                return
             self._pause_s = PAUSE_S
             self._check(connected)
 
@@ -82,7 +84,7 @@ class Acceptor:
     def _rest(self, error: OSError) -> None:
         """Accepting again at once would fail again at once: the client is still in the queue."""
         _log.warning(
-            "cannot accept for %.1f s: %s; raise the limit of open files (ulimit -n)",
+            "cannot accept for %.1f s: %s; if too many files are open, raise the limit (ulimit -n)",
             self._pause_s,
             error.strerror,
         )

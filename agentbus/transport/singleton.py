@@ -9,6 +9,7 @@ starts a daemon (launch.py), trusts a pid. Plain functions, any thread, both sid
     DaemonLock(path).acquire() -> bool; .release(); .held_by_another() -> bool; holder_pid(path)
     bind_socket(paths, lock, uid) -> socket.socket    # for the holder of the lock only
     remove_socket(paths, lock)
+    Place(paths, lock).is_ours()                      # clients that look for us still find us
 
 The place depends on HOME and the user id and on nothing else, because harnesses pass different
 environments and two adapters must never compute two sockets.
@@ -183,6 +184,12 @@ class DaemonLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def in_place(self) -> bool:
+        """Whether what is held is still what others find under the name."""
+        return self._descriptor is not None and os.fstat(self._descriptor).st_ino == _inode(
+            self.path
+        )
+
     def held_by_another(self) -> bool:
         """Whether some other process has the lock now. Takes it for an instant to find out."""
         if self.held:
@@ -256,9 +263,33 @@ def bind_socket(paths: RuntimePaths, lock: DaemonLock, uid: int) -> socket.socke
     return listening
 
 
+class Place:
+    """The names by which this daemon is found: the lock's and the socket's.
+
+    Somebody who cleans up may remove them. Then nobody reaches the daemon any more, and what has
+    the names now may be another daemon's.
+    """
+
+    def __init__(self, paths: RuntimePaths, lock: DaemonLock) -> None:
+        self._lock = lock
+        self._socket = paths.socket
+        self._inode = _inode(paths.socket)
+
+    def is_ours(self) -> bool:
+        """Three system calls."""
+        return self._lock.in_place() and _inode(self._socket) == self._inode
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
 def remove_socket(paths: RuntimePaths, lock: DaemonLock) -> None:
     """At an orderly end, before the lock is released: clients see at once that nobody is there."""
-    if lock.held and lock.path == paths.lock:
+    if lock.held and lock.path == paths.lock and lock.in_place():
         with contextlib.suppress(FileNotFoundError):
             paths.socket.unlink()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors import queries
 from actors.base import FutureReply
 from actors.messages import (
     CheckRedis,
@@ -16,6 +17,7 @@ from actors.messages import (
     Submit,
     SubscriptionsChanged,
 )
+from agentbus.encoding import decode_trusted, encode
 from agentbus.errors import (
     StaleAttachmentError,
     UnavailableError,
@@ -395,6 +397,36 @@ def test_a_removal_in_the_middle_of_a_read_is_told_once_at_its_place(
             gaps = [[a - room, b - room, cause] for a, b, cause in delivery.get("gaps", [])]
             told.append(([at - room for at, _ in delivery["records"]], gaps or None))
     assert told == [one for one in (first, then) if one is not None]
+
+
+@pytest.mark.parametrize(
+    ("direction", "pages"),
+    [
+        ({"after": 0}, [([], [(1, 2)]), ([], [(3, 3)]), ([5, 6], [(4, 4)])]),
+        ({"before": 100}, [([5, 6], [(4, 4)]), ([], [(3, 3)]), ([], [(1, 2)])]),
+    ],
+)
+def test_more_gaps_than_a_page_of_history_may_have_come_in_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, direction: dict[str, int], pages: Any
+) -> None:
+    monkeypatch.setattr(queries, "GAPS_PER_RESULT", 1)
+    stage.attach()
+    stage.say(*"abcdef")
+    stage.clock.advance(hours=169)
+    for what, rows in (("age", 2), ("capacity", 1), ("age", 1)):
+        removal: Any = f"messages_by_{what}"
+        stage.project(stage.bus.done(PruneSlice(removal, rows, free_bytes=MIB)))
+    (way,) = direction
+    told, more = [], True
+    while more:
+        page = decode_trusted(encode(stage.operate("history", channel="general", **direction)))
+        sequences = [message["sequence"] for message in page["messages"]]
+        gaps = [(gap["from_sequence"], gap["to_sequence"]) for gap in page["gaps"]]
+        told.append((sequences, gaps))
+        covered = [*sequences, *(end for gap in gaps for end in gap)]
+        direction[way] = max(covered) if way == "after" else min(covered)
+        more = page["more"]
+    assert told == pages
 
 
 def test_removals_before_the_subscription_began_are_no_gap(stage: Stage) -> None:

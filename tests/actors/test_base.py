@@ -113,6 +113,27 @@ def test_a_handler_that_takes_long_sees_that_a_stop_waits_behind_it(
     assert seen.wait(5.0)
 
 
+def test_whoever_stops_an_actor_waits_for_its_end_also_when_another_one_has_asked_before(
+    runtime: Runtime,
+) -> None:
+    stopping, leave = threading.Event(), threading.Event()
+
+    class Slow(Recorder):
+        def on_stop(self) -> None:
+            stopping.set()
+            assert leave.wait(5.0)
+            super().on_stop()
+
+    actor = runtime.of(Slow)()
+    address = start_actor(actor)
+    address.stop()
+    assert stopping.wait(5.0)
+    assert stop_actor(address, 0.05) is False
+    leave.set()
+    assert stop_actor(address, 5.0) is True
+    assert actor.events == ["on_start", "on_stop"]
+
+
 def test_messages_told_before_stop_are_handled_before_it_stops(recorder: Any) -> None:
     address = start_actor(recorder)
     for number in range(100):

@@ -60,6 +60,7 @@ class Stage:
         self.actor = ReceiptLedgerActor(
             lambda: LedgerStore(self.path, config(folder), FakeClock()),
             self.projector.address,
+            config(folder),
             self.desk,
         )
         self.ledger = start_actor(self.actor)
@@ -398,6 +399,24 @@ def test_a_failed_inspector_is_replaced_and_its_mutation_refused(
         assert stage.ask(stage.sam.send())["sequence"] == 1
         eventually(lambda: stage.crashed == ["InspectorActor-1"])
         assert [address.name for address in stage.desk.addresses] == ["InspectorActor-2"]
+
+
+def test_an_inspector_that_cannot_be_started_refuses_its_mutation_and_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with stage_with(tmp_path, ALLOW) as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(inspections, "start_actor", no_thread)
+            error = stage.refused(stage.sam.send())
+        assert isinstance(error, InspectionUnavailableError)
+        assert "no thread" in error.message
+        assert stage.ask(stage.sam.send())["sequence"] == 1
+        assert stage.crashed == []
+        statistics = stage.desk.statistics()
+        assert (statistics.failed, statistics.allowed, statistics.running) == (1, 1, 0)
 
 
 # --- fence and stop ---

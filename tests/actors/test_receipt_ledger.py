@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
-from actors import receipt_ledger
 from actors.base import Address, FutureReply, start_actor, stop_actor
+from actors.cleanup_messages import (
+    CapacityChanged,
+    CapacityReached,
+    PruneWhileFenced,
+    WatchCapacity,
+)
 from actors.messages import (
     CatchUp,
     Committed,
@@ -25,6 +30,7 @@ from actors.messages import (
 )
 from actors.receipt_ledger import ReceiptLedgerActor
 from agentbus.errors import (
+    CapacityExhaustedError,
     ConflictError,
     NotFoundError,
     OverloadedError,
@@ -39,6 +45,8 @@ from agentbus.store.changes import (
     BindSession,
     Change,
     MessageAppended,
+    MoveCursors,
+    PruneSlice,
     SubscriptionClosed,
     SubscriptionOpened,
 )
@@ -86,16 +94,16 @@ class Ledger:
 
 
 @contextmanager
-def ledger_on(folder: Path) -> Iterator[Ledger]:
+def ledger_on(folder: Path, **settings: Any) -> Iterator[Ledger]:
     path = folder / "bus.sqlite3"
     with Probe("projector") as projector, Probe("origin") as origin:
         stores: list[LedgerStore] = []
 
         def open_store() -> LedgerStore:
-            stores.append(LedgerStore(path, config(folder), FakeClock()))
+            stores.append(LedgerStore(path, config(folder, **settings), FakeClock()))
             return stores[0]
 
-        actor = ReceiptLedgerActor(open_store, projector.address)
+        actor = ReceiptLedgerActor(open_store, projector.address, config(folder))
         yield Ledger(path, actor, actor.address, projector, origin, [])
         stop_actor(actor.address, 5.0)
         stores[0].close()  # what the end of the process does for a ledger that failed
@@ -228,6 +236,20 @@ def test_nothing_is_accepted_before_the_first_unfence(tmp_path: Path) -> None:
         assert ledger.ask(bind).generation == 1
 
 
+def test_a_fence_lets_pass_what_moves_cursors_by_what_was_committed_before(ledger: Ledger) -> None:
+    sam = ledger.attach()
+    ledger.ask(sam.send("a"))
+    general = ledger.ask(MoveCursors(sam.attachment, renewed=(1, 2)))[0].subscription_id
+    ledger.address.tell(Fence(RecoveryEpoch(5), FENCE_MS))
+    with pytest.raises(UnavailableError):
+        ledger.ask(MoveCursors(sam.attachment, {general: Sequence(1)}))
+    exposed = MoveCursors(sam.attachment, exposed={general: Sequence(99)})
+    (row,) = ledger.ask(exposed)
+    assert (row.handed_off, row.confirmed) == (1, 0)
+    (row,) = ledger.ask(MoveCursors(sam.attachment, confirmed={general: Sequence(1)}))
+    assert (row.handed_off, row.confirmed) == (1, 1)
+
+
 def test_a_fence_commits_what_came_before_and_refuses_what_comes_after(ledger: Ledger) -> None:
     sam = ledger.attach()
     ledger.projector.received()
@@ -303,10 +325,119 @@ def test_a_failure_before_commit_refuses_the_batch_and_the_next_one_passes(
     assert ledger.ask(sam.send("m", operation_id="k"))["duplicate"] is False
 
 
+@contextmanager
+def tiny_ledger(folder: Path) -> Iterator[tuple[Ledger, Speaker, Probe]]:
+    """One whose budget of 1 MiB is all but full, and the scheduler's probe."""
+    with ledger_on(folder, sqlite_budget_mib=1, max_message_kib=1024) as ledger, Probe() as watcher:
+        ledger.start()
+        ledger.address.tell(WatchCapacity(watcher.address))
+        sam = ledger.attach()
+        ledger.ask(sam.send("x" * 1_000_000, operation_id="first"))
+        yield ledger, sam, watcher
+
+
+def is_answered(reply: FutureReply) -> bool:
+    try:
+        reply.get(0)
+    except TimeoutError:
+        return False
+    return True
+
+
+LARGE = "x" * 100_000
+OLDEST = PruneSlice("messages_by_capacity", 500, free_bytes=1)
+
+
+def test_what_finds_no_room_waits_in_order_and_goes_on_when_there_is_some(tmp_path: Path) -> None:
+    with tiny_ledger(tmp_path) as (ledger, sam, watcher):
+        waiting = [ledger.tell(sam.send(LARGE), 9), ledger.tell(sam.send("small"), 9)]
+        reached = watcher.expect(CapacityReached)
+        assert (reached.budget, reached.needed_bytes > 100_000) == ("sqlite", True)
+        later = ledger.tell(sam.send("later"), 9)
+        repeat = ledger.ask(sam.send("x" * 1_000_000, operation_id="first"))
+        assert repeat["duplicate"]
+        ledger.ask(sam.subscribe("general"))
+        settle(ledger.address)
+        assert not any(map(is_answered, (*waiting, later)))
+        ledger.ask(OLDEST)
+        sequences = [reply.get(5.0)["sequence"] for reply in (*waiting, later)]
+        assert sequences == [2, 3, 4]
+        watcher.expect_nothing_of(CapacityReached, through=(ledger.address,))
+
+
+def test_when_no_room_can_be_made_those_who_wait_are_refused_and_refunded(tmp_path: Path) -> None:
+    with tiny_ledger(tmp_path) as (ledger, sam, watcher):
+        reply = ledger.tell(sam.send(LARGE), 9)
+        watcher.expect(CapacityReached)
+        ledger.address.tell(CapacityChanged(exhausted=frozenset({"sqlite"})))
+        for refused in (reply, ledger.tell(sam.send(LARGE), 9)):
+            with pytest.raises(CapacityExhaustedError, match="sqlite_budget_mib"):
+                refused.get(5.0)
+            assert ledger.origin.expect(RateRefunded) == RateRefunded(9)
+        assert ledger.ask(sam.send("small enough"))["sequence"] == 2
+        watcher.expect_nothing_of(CapacityReached, through=(ledger.address,))
+
+
+def test_a_full_budget_is_told_again_when_the_answer_made_no_room(tmp_path: Path) -> None:
+    with tiny_ledger(tmp_path) as (ledger, sam, watcher):
+        ledger.tell(sam.send(LARGE))
+        watcher.expect(CapacityReached)
+        ledger.address.tell(CapacityChanged())
+        watcher.expect(CapacityReached)
+
+
+def test_new_mutations_wait_for_redis_and_are_refused_when_it_is_exhausted(
+    ledger: Ledger,
+) -> None:
+    sam = ledger.attach()
+    done = sam.send("before", operation_id="k")
+    ledger.ask(done)
+    ledger.address.tell(CapacityChanged(waiting=frozenset({"redis"})))
+    replies = [ledger.tell(sam.send("waits")) for _ in range(2)]
+    assert ledger.ask(done)["duplicate"]
+    assert not any(map(is_answered, replies))
+    ledger.address.tell(CapacityChanged())
+    assert [reply.get(5.0)["sequence"] for reply in replies] == [2, 3]
+    ledger.address.tell(CapacityChanged(exhausted=frozenset({"redis"})))
+    with pytest.raises(CapacityExhaustedError, match="redis_budget_mib"):
+        ledger.ask(sam.send("refused"))
+    assert ledger.ask(done)["duplicate"]
+    ledger.ask(sam.subscribe("general"))
+
+
+def test_a_fence_and_the_end_answer_those_who_wait(tmp_path: Path) -> None:
+    with tiny_ledger(tmp_path) as (ledger, sam, _):
+        waits = ledger.tell(sam.send(LARGE))
+        ledger.address.tell(Fence(RecoveryEpoch(2), FENCE_MS))
+        with pytest.raises(UnavailableError):
+            waits.get(5.0)
+        ledger.address.tell(Unfence(RecoveryEpoch(2)))
+        waits = ledger.tell(sam.send(LARGE))
+        settle(ledger.address)
+        stop_actor(ledger.address, 5.0)
+        with pytest.raises(UnavailableError, match="stopping"):
+            waits.get(5.0)
+
+
+def test_slices_pass_only_the_fence_that_they_name(tmp_path: Path) -> None:
+    with tiny_ledger(tmp_path) as (ledger, _, _watcher):
+        for epoch, passes in ((2, False), (3, True)):
+            ledger.address.tell(Fence(RecoveryEpoch(3), FENCE_MS))
+            reply = FutureReply()
+            ledger.address.tell(PruneWhileFenced(RecoveryEpoch(epoch), OLDEST, reply))
+            if passes:
+                assert reply.get(5.0).removed_rows == 1
+            else:
+                with pytest.raises(UnavailableError):
+                    reply.get(5.0)
+        with pytest.raises(UnavailableError):
+            ledger.ask(OLDEST)
+
+
 def test_a_projection_that_falls_behind_holds_senders_back_until_it_advances(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receipt_ledger, "UNPROJECTED_BYTES", 2000)
+    monkeypatch.setattr(ledger.actor, "_unprojected_limit_bytes", 2000)
     sam = ledger.attach()
     ledger.projector.received()
     for number in range(3):

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+import agentbus.projection.rebuild
 from actors import redis_projector
 from actors.base import start_actor, stop_actor
 from actors.channel import ChannelDirectory
+from actors.cleanup_messages import CapacityReached, MeasureRedis, RedisMeasured, WatchCapacity
 from actors.messages import (
     CatchUp,
     CatchUpFailed,
@@ -190,6 +192,47 @@ def test_removals_follow_in_order(projection: Projection) -> None:
     assert projection.stream() == [3]
 
 
+def test_a_removal_that_was_not_projected_is_made_up_for_when_nothing_else_is_missing(
+    projection: Projection,
+) -> None:
+    projection.catch_up()
+    projection.send("a", "b")
+    assert projection.stream() == [1, 2]
+    projection.bus.done(PruneSlice("messages_by_capacity", 10, free_bytes=1))
+    assert projection.up_to_date()
+    projection.catch_up()
+    assert projection.stream() == [2]
+
+
+def test_a_full_dataset_is_told_to_who_watches_it_when_projecting_checking_and_filling(
+    projection: Projection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Probe() as watcher:
+        projection.address.tell(WatchCapacity(watcher.address))
+        projection.catch_up()
+        projection.address.tell(CheckRedis())
+        projection.settle()
+        watcher.expect_nothing_of(CapacityReached)
+        monkeypatch.setattr(RedisServer, "budget_bytes", 1000)
+        projection.send("a")
+        watcher.expect(CapacityReached)
+        projection.address.tell(CheckRedis())
+        watcher.expect(CapacityReached)
+        projection.catch_up()
+        assert watcher.expect(CapacityReached) == CapacityReached("redis")
+        projection.address.tell(MeasureRedis(patient=True))
+        measured = watcher.expect(RedisMeasured, within=10).dataset_bytes
+        assert measured is not None
+        assert measured > 1000
+
+
+def test_a_lost_redis_is_not_measured(projection: Projection) -> None:
+    with Probe() as watcher:
+        projection.address.tell(WatchCapacity(watcher.address))
+        projection.address.tell(MeasureRedis(patient=False))
+        assert watcher.expect(RedisMeasured).dataset_bytes is None
+
+
 def test_a_dead_redis_is_noticed_by_the_next_commit_and_refilled(projection: Projection) -> None:
     projection.catch_up()
     projection.send("a")
@@ -215,6 +258,19 @@ def test_an_idle_projector_notices_a_dead_redis_when_it_is_told_to_look(
     projection.supervisor.expect(ProjectionLost, within=10)
     projection.address.tell(CheckRedis())  # told once
     projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
+
+
+def test_a_redis_whose_socket_was_removed_is_lost_for_all_who_come_later(
+    projection: Projection,
+) -> None:
+    projection.catch_up()
+    first = projection.redis_pid()
+    projection.settings.socket_path.unlink()
+    projection.address.tell(CheckRedis())
+    assert "was removed" in projection.supervisor.expect(ProjectionLost, within=10).reason
+    projection.catch_up()
+    assert projection.redis_pid() != first
+    assert projection.up_to_date()
 
 
 def test_a_process_without_descriptors_has_not_lost_its_redis(projection: Projection) -> None:
@@ -277,6 +333,87 @@ def test_a_rebuild_tells_its_progress(projection: Projection) -> None:
     progressed = projection.supervisor.expect(CatchUpProgressed)
     assert (progressed.work, progressed.total) == ("filling Redis", 1500)
     assert len(projection.stream()) == 1500
+
+
+def kill(projection: Projection) -> None:
+    os.kill(projection.redis_pid(), signal.SIGKILL)
+
+
+def empty(projection: Projection) -> None:
+    with closing(connect(projection.settings.socket_path)) as client:
+        client.flushall()
+
+
+@pytest.mark.parametrize("strike", [kill, empty])
+@pytest.mark.parametrize(
+    "arrival", [("during_rebuild", 1), ("during_rebuild", 2), ("before_mark", 1)]
+)
+def test_a_redis_that_is_lost_at_any_step_of_a_rebuild_is_filled_by_the_next_one(
+    projection: Projection,
+    monkeypatch: pytest.MonkeyPatch,
+    strike: Callable[[Projection], None],
+    arrival: tuple[str, int],
+) -> None:
+    contents = [f"m{number}" for number in range(1200)]
+    projection.bus.store.apply([projection.sam.send(content) for content in contents])
+    struck = strike_at(monkeypatch, arrival, lambda: strike(projection))
+    epoch = projection.order()
+    assert projection.supervisor.expect(CatchUpFailed, within=20).epoch == epoch
+    assert struck.is_set()
+    projection.catch_up()
+    assert projection.up_to_date()
+    assert projection.stream() == list(range(1, 1201))
+
+
+@pytest.mark.parametrize("strike", [kill, empty])
+def test_a_redis_that_is_lost_in_a_replay_is_filled_by_the_next_one(
+    projection: Projection,
+    monkeypatch: pytest.MonkeyPatch,
+    strike: Callable[[Projection], None],
+) -> None:
+    projection.catch_up()
+    projection.send("projected")
+    projection.settle()
+    projection.bus.store.apply([projection.sam.send(f"m{number}") for number in range(40)])
+    struck = strike_at(monkeypatch, ("during_replay", 1), lambda: strike(projection))
+    epoch = projection.order()
+    assert projection.supervisor.expect(CatchUpFailed, within=20).epoch == epoch
+    assert struck.is_set()
+    projection.catch_up()
+    assert projection.up_to_date()
+    assert projection.stream() == list(range(1, 42))
+
+
+def strike_at(
+    monkeypatch: pytest.MonkeyPatch, arrival: tuple[str, int], strike: Callable[[], None]
+) -> threading.Event:
+    """Do that once, when execution gets to the failpoint for the Nth time."""
+    struck = threading.Event()
+    name, left = arrival
+
+    def reach(point: str) -> None:
+        nonlocal left
+        if point == name:
+            left -= 1
+            if not left:
+                strike()
+                struck.set()
+
+    monkeypatch.setattr(agentbus.projection.rebuild, "reach", reach)
+    return struck
+
+
+def test_a_catch_up_is_given_up_for_a_stop_between_two_batches(
+    projection: Projection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projection.bus.store.apply([projection.sam.send(f"m{number}") for number in range(1200)])
+    stopped = strike_at(monkeypatch, ("during_rebuild", 1), projection.address.stop)
+    projection.order()
+    assert stopped.wait(20.0)
+    assert stop_actor(projection.address, 5.0)
+    projection.supervisor.expect_nothing_of(CaughtUp)
+    projection.supervisor.expect_nothing_of(CatchUpFailed)
+    assert not projection.settings.socket_path.exists()
 
 
 def test_a_foreign_instance_on_the_path_refuses_the_start_and_is_left_alone(

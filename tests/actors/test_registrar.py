@@ -18,6 +18,7 @@ from actors.base import FutureReply
 from actors.channel import ChannelDirectory
 from actors.messages import (
     CallSeen,
+    CompareHeldMemories,
     DetachAsked,
     DirectoryAsked,
     Disconnected,
@@ -29,7 +30,7 @@ from actors.messages import (
     SweepLiveness,
 )
 from actors.pool import Dispatcher
-from actors.registrar import RegistrarActor
+from actors.registrar import LEAVE_SECONDS, RegistrarActor
 from actors.routes import Routes
 from actors.timer import Timer
 from agentbus.config import Config
@@ -329,11 +330,38 @@ def test_a_holder_that_beats_is_kept_for_ever(desk: Desk) -> None:
     assert not holder.closed
 
 
-def test_the_holder_whose_process_is_dead_is_released_at_once(desk: Desk) -> None:
+def dead_process() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    first = desk.attach(pid=process.pid)
-    assert desk.attach()["generation"] == first["generation"] + 1
+    return process.pid
+
+
+def test_the_holder_whose_process_is_dead_gives_way_when_its_connection_has_been_read(
+    desk: Desk,
+) -> None:
+    """What it sent last comes before the end of the connection, and is not lost."""
+    holder = desk.link()
+    first = desk.attach(pid=dead_process(), link=holder)
+    newcomer = desk.register()
+    settle(desk.registrar)
+    desk.ledger.expect_nothing_of(Submit)
+    (route,) = desk.routes.all()
+    attachment = Attachment(first["session_id"], first["generation"])
+    route.address.tell(CallSeen(Used(attachment, 0, ())))
+    holder.close("its process has ended")
+    desk.registrar.tell(Disconnected(holder))
+    assert isinstance(desk.ledger.expect(Submit).change, MoveCursors)
+    desk.bind()
+    assert newcomer.get(2.0)["generation"] == first["generation"] + 1
+
+
+def test_a_connection_that_outlives_its_process_is_not_waited_for_any_longer(desk: Desk) -> None:
+    desk.attach(pid=dead_process())
+    newcomer = desk.register()
+    settle(desk.registrar)
+    desk.bus.clock.advance(LEAVE_SECONDS)
+    desk.bind()
+    assert newcomer.get(2.0)["resumed"] is True
 
 
 def test_an_idle_holder_gives_way_only_to_a_proven_newcomer(desk: Desk) -> None:
@@ -378,6 +406,71 @@ def test_a_lost_connection_ends_all_its_attachments_and_no_others(desk: Desk) ->
     desk.attach("Ada", conversation="c3")
     desk.registrar.tell(Disconnected(link))
     assert desk.live() == ["Ada"]
+
+
+@pytest.mark.parametrize("way", ["same connection", "detached", "disconnected", "lapsed"])
+def test_a_successor_is_bound_behind_the_last_word_of_the_one_before_it(
+    desk: Desk, way: str
+) -> None:
+    link = desk.link()
+    answer = desk.attach(link=link)
+    attachment = Attachment(answer["session_id"], answer["generation"])
+    (route,) = desk.routes.all()
+    route.address.tell(CallSeen(Used(attachment, 0, ())))
+    if way == "detached":
+        desk.registrar.tell(DetachAsked(attachment, FutureReply()))
+    elif way == "disconnected":
+        desk.registrar.tell(Disconnected(link))
+    elif way == "lapsed":
+        desk.bus.clock.advance(ATTACHMENT_EXPIRY_SECONDS + 1)
+    newcomer = desk.register(link=link if way == "same connection" else None)
+    other = desk.register(conversation="c2")
+    order = []
+    for _ in range(3):
+        submit = desk.ledger.expect(Submit)
+        bound = isinstance(submit.change, BindSession)
+        order.append(submit.change.identity.conversation if bound else "last word")
+        submit.reply_to.set(desk.bus.done(submit.change).result)
+    assert order.index("last word") < order.index("c1")
+    assert newcomer.get(2.0)["generation"] > answer["generation"]
+    assert other.get(2.0)["display_name"].startswith("Sam")
+
+
+def test_a_successor_does_not_wait_for_ever_and_nobody_else_waits(desk: Desk) -> None:
+    desk.attach()
+    (route,) = desk.routes.all()
+    blocked, release = threading.Event(), threading.Event()
+
+    class Blocking:
+        def set(self, value: Any) -> None:
+            blocked.set()
+            assert release.wait(10.0)
+
+        def set_exception(self, error: BaseException) -> None:
+            self.set(None)
+
+    route.address.tell(CompareHeldMemories((), Blocking()))
+    assert blocked.wait(5.0)
+    desk.registrar.tell(DetachAsked(route.attachment, FutureReply()))
+    newcomer, other = desk.register(), desk.register(conversation="c2")
+    desk.bind()
+    assert other.get(2.0)["display_name"] == "Sam"
+    settle(desk.registrar)
+    desk.ledger.expect_nothing_of(Submit)
+    desk.bus.clock.advance(LEAVE_SECONDS)
+    desk.bind()
+    assert newcomer.get(2.0)["display_name"] == "Sam2"
+    release.set()
+
+
+def test_an_attachment_that_fails_while_it_leaves_keeps_nobody_waiting(desk: Desk) -> None:
+    link = desk.link()
+    desk.attach(link=link)
+    (route,) = desk.routes.all()
+    route.address.tell("nonsense")  # type: ignore[arg-type]
+    desk.registrar.tell(Disconnected(link))
+    assert desk.attach()["resumed"] is True
+    assert len(desk.routes.all()) == 1
 
 
 def test_detaching_flushes_what_the_session_had_reported(desk: Desk) -> None:

@@ -40,6 +40,7 @@ class Newsroom:
             open_store=self.bus.reader,
             connect_redis=lambda: connect(socket_path),
             actors=lambda: [self.supervisor.address.statistics()],
+            exhausted=lambda: ("redis",),
             counters=lambda: {"transport": {"connections": 1}},
         )
         self.address = start_actor(
@@ -92,6 +93,7 @@ def test_a_status_names_everything_in_every_state(newsroom: Newsroom, state: str
     assert status["redis"]["healthy"] is True
     assert status["budgets"]["sqlite"]["used_bytes"] == newsroom.bus.store.logical_bytes
     assert status["budgets"]["redis"]["used_bytes"] > 0
+    assert [status["budgets"][name]["exhausted"] for name in ("sqlite", "redis")] == [False, True]
     assert status["budgets"]["binding"] in ("sqlite", "redis")
     assert status["store"]["messages"] == 1
     assert status["actors"][0]["name"] == "ProbeActor"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from tests.adapter.raw_client import RawClient
 
@@ -27,23 +27,24 @@ class AdapterProcess(RawClient):
         client_name: str = "tester",
         version: str = "2025-11-25",
         extra_environment: Mapping[str, str] | None = None,
+        stderr: IO[bytes] | None = None,
     ) -> None:
         argv = [sys.executable, "-m", "agentbus", "mcp", "--agent", agent]
         argv += ["--config", str(config_path)]
         if session is not None:
             argv += ["--session", session]
-        super().__init__(argv, env={**environment, **(extra_environment or {})})
+        super().__init__(argv, env={**environment, **(extra_environment or {})}, stderr=stderr)
         self.client_name = client_name
         self.version = version
 
-    def initialize(self, version: str | None = None) -> Any:
+    def initialize(self, version: str | None = None, within_s: float = 15.0) -> Any:
         params = {
             "protocolVersion": version or self.version,
             "capabilities": {},
             "clientInfo": {"name": self.client_name, "version": "1"},
         }
         self.request("initialize", params, request_id="initialize")
-        answer = self.receive()
+        answer = self.receive(within_s)
         self.notify("notifications/initialized")
         return answer
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from agentbus.encoding import decode_trusted, encode_line
 
@@ -25,12 +25,21 @@ class RawClient:
     """Speaks newline-delimited JSON-RPC with a child process over pipes or socket pairs."""
 
     def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], channel: Channel = "pipe"
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        channel: Channel = "pipe",
+        stderr: IO[bytes] | None = None,
     ) -> None:
         child_stdin, self._write_fd = _open_channel(channel)
         self._read_fd, child_stdout = _open_channel(channel)
         self.process = subprocess.Popen(
-            argv, stdin=child_stdin, stdout=child_stdout, env={**os.environ, **env}
+            argv,
+            stdin=child_stdin,
+            stdout=child_stdout,
+            stderr=stderr,
+            env={**os.environ, **env},
         )
         os.close(child_stdin)
         os.close(child_stdout)

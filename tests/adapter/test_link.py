@@ -126,6 +126,23 @@ async def test_what_is_inspected_is_given_the_time_of_its_inspection(
 
 
 @scenario
+async def test_a_call_in_a_long_recovery_waits_as_it_is_told_but_not_beyond_its_end(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    await adapter.use("whoami")
+    daemon.tell("readiness", state="recovering", epoch=2)
+    recovering = UnavailableError("the bus is recovering", retry_after_ms=20_000)
+    daemon.answers["send"] = [recovering, RECEIPT]
+    sending = asyncio.create_task(adapter.use("send", channel="general", content="x"))
+    await daemon.until("send")
+    finished, _ = await asyncio.wait([sending], timeout=0.5)
+    assert not finished
+    assert len(daemon.requests("send")) == 1
+    daemon.tell("readiness", state="ready", epoch=2)
+    assert (await asyncio.wait_for(sending, 5.0))["message_id"] == "m1"
+
+
+@scenario
 async def test_a_denial_is_not_retried(daemon: ScriptedDaemon, adapter: Adapter) -> None:
     daemon.answers["send"] = [NotFoundError("no such channel")]
     answer = await adapter.use("send", channel="nowhere", content="x")

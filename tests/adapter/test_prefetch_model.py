@@ -15,7 +15,11 @@ from tests.adapter.deliveries import OWN, arrive, message, row, sequences, take
 
 
 class AgainstAModelDaemon(RuleBasedStateMachine):
-    """Random pushes, pulls, takes, failures, recoveries and new attachments."""
+    """Random pushes, pulls, takes, failures, recoveries, new attachments and killed adapters.
+
+    `seen` is what any adapter of the conversation wrote out; `owed` is what a killed one left
+    unconfirmed, so that the one after it has to show it again.
+    """
 
     SUBSCRIPTIONS = (1, 2)
     WINDOW = 8
@@ -30,8 +34,11 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         self.cursor = dict.fromkeys(self.SUBSCRIPTIONS, 0)
         self.handed_off = dict.fromkeys(self.SUBSCRIPTIONS, 0)
         self.confirmed = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.reported = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.exposed: dict[int, int] = {}
         self.redelivered_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
         self.credit = self.WINDOW
+        self.owed: set[tuple[int, int]] = set()
         self.reports: list[Report] = []
         self.taken_reports: dict[int, Report] = {}
         self.out: list[Batch] = []
@@ -43,6 +50,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
 
     def attach(self) -> None:
         self.cursor = dict(self.confirmed)
+        self.reported = dict(self.confirmed)
         self.redelivered_through = dict(self.handed_off)
         self.credit = self.WINDOW
         self.reports.clear()
@@ -52,6 +60,22 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             for sub in self.SUBSCRIPTIONS
         ]
         self.prefetch.attached(OWN, self.epoch, rows)
+        self.exposed = self.prefetch.exposed_before(rows)
+
+    def end_attachment(self) -> None:
+        """What the daemon commits at last."""
+        for sub, position in self.exposed.items():
+            self.handed_off[sub] = max(self.handed_off[sub], position)
+
+    def show(self, batch: Batch, *, whole: bool) -> None:
+        """The client gets it, or a part of it."""
+        for sub, entry in batch.entries:
+            for key in ((sub, n) for n in self.messages_of(sub, entry)):
+                if key in self.seen and isinstance(entry, Record):
+                    assert entry.redelivered, "doubled without a mark"
+                self.seen[key] = self.seen.get(key, 0) + whole
+                if whole:
+                    self.owed.discard(key)
 
     def deliver(self, sub: int, after: int, count: int, pushed: bool) -> int:
         removed = self.removed_through[sub]
@@ -110,8 +134,9 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             keys = {(sub, n) for n in self.messages_of(sub, entry)}
             assert keys, "a gap of nothing"
             again = isinstance(entry, Record) and entry.redelivered
-            if entry.first <= self.highest_taken[sub] and not again:
-                assert keys <= self.failed, "an earlier message came after a later one"
+            earlier = {key for key in keys if key[1] <= self.highest_taken[sub]}
+            if not again:
+                assert earlier <= self.failed, "an earlier message came after a later one"
             if isinstance(entry, Gap):
                 assert entry.last <= self.removed_through[sub], "a gap where nothing is gone"
             for key in keys:
@@ -120,23 +145,33 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             self.highest_taken[sub] = max(self.highest_taken[sub], entry.last)
         self.out.append(batch)
 
-    @rule(data=st.data(), outcome=st.sampled_from(("handed_off", "clean", "torn")))
+    @rule(data=st.data(), outcome=st.sampled_from(("handed_off", "clean", "withdrawn", "torn")))
     def settle(self, data: st.DataObject, outcome: str) -> None:
         if not self.out:
             return
         batch = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-        for sub, entry in batch.entries:
-            for key in ((sub, n) for n in self.messages_of(sub, entry)):
-                if outcome != "handed_off":
-                    self.failed.add(key)
-                if outcome == "clean":
-                    continue
-                if key in self.seen and isinstance(entry, Record):
-                    assert entry.redelivered, "doubled without a mark"
-                self.seen[key] = self.seen.get(key, 0) + (outcome == "handed_off")
-        self.prefetch.settle(
-            batch, handed_off=outcome == "handed_off", bytes_left=outcome != "clean"
-        )
+        bytes_left = outcome in ("handed_off", "torn")
+        if outcome != "clean":
+            self.exposed.update(self.prefetch.exposes(batch))
+        if bytes_left:
+            self.show(batch, whole=outcome == "handed_off")
+        if outcome != "handed_off":
+            for sub, entry in batch.entries:
+                self.failed.update((sub, n) for n in self.messages_of(sub, entry))
+        self.prefetch.settle(batch, handed_off=outcome == "handed_off", bytes_left=bytes_left)
+        if outcome == "withdrawn":
+            self.exposed.update(self.prefetch.unexposed(batch))
+
+    @rule(sub=st.sampled_from(SUBSCRIPTIONS), count=st.integers(1, 3))
+    def receive(self, sub: int, count: int) -> None:
+        """All at once, as a conversation mostly does it."""
+        self.send(sub, count)
+        self.pull(sub, count)
+        self.take((), count)
+        batch = self.out.pop()
+        self.exposed.update(self.prefetch.exposes(batch))
+        self.show(batch, whole=True)
+        self.prefetch.settle(batch, handed_off=True, bytes_left=True)
 
     @rule()
     def make_report(self) -> None:
@@ -154,6 +189,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
         for sub, position in report.positions.items():
             assert position <= self.cursor[sub], "reported what this attachment was not sent"
             self.handed_off[sub] = max(self.handed_off[sub], position)
+            self.reported[sub] = max(self.reported[sub], position)
         self.taken_reports[report.number] = report
         self.prefetch.committed(report)
 
@@ -168,41 +204,43 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         self.epoch += 1
-        self.cursor = dict(self.handed_off)
-        self.redelivered_through = dict.fromkeys(self.SUBSCRIPTIONS, 0)
+        self.cursor = dict(self.reported)
         self.credit = self.WINDOW
         self.prefetch.new_epoch(self.epoch)
 
-    @rule(removed=st.integers(0, 6))
-    def lose_the_connection(self, removed: int) -> None:
+    @rule(removed=st.integers(0, 6), daemon_lives=st.booleans())
+    def lose_the_connection(self, removed: int, daemon_lives: bool) -> None:
         """With some messages removed before the next attach."""
+        if daemon_lives:
+            self.end_attachment()
         for sub in self.SUBSCRIPTIONS:
             self.remove(sub, removed)
         self.epoch += 1
         self.attach()
 
-    @rule()
-    def restart_the_adapter_after_an_orderly_end(self) -> None:
-        while self.out:
-            self.prefetch.settle(self.out.pop(), handed_off=False)
-        self.make_report()
-        while self.reports:
+    @rule(data=st.data(), reports_arrive=st.booleans())
+    def kill_the_adapter(self, data: st.DataObject, reports_arrive: bool) -> None:
+        """At any moment, also while a result leaves; the next one knows what the daemon says."""
+        while reports_arrive and self.reports:
             self.commit_report()
-        self.failed = {(s, n) for s in self.SUBSCRIPTIONS for n in self.messages[s]}
-        if all(
-            (sub, n) not in self.seen or self.seen[sub, n] == 0 or n <= self.handed_off[sub]
-            for sub in self.SUBSCRIPTIONS
-            for n in self.messages[sub]
-        ) and all(count for count in self.seen.values()):
-            self.prefetch = Prefetch()
-            self.given.clear()
-            self.attach()
+        if self.out and data.draw(st.booleans()):
+            batch = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+            self.exposed.update(self.prefetch.exposes(batch))
+            self.show(batch, whole=data.draw(st.booleans()))
+        self.out.clear()
+        self.end_attachment()
+        everything = {(sub, n) for sub in self.SUBSCRIPTIONS for n in self.messages[sub]}
+        self.failed = everything
+        self.owed = {(sub, n) for sub, n in everything if n > self.confirmed[sub]}
+        self.prefetch = Prefetch()
+        self.given.clear()
+        self.attach()
 
     @invariant()
     def never_reports_what_was_not_handed_off(self) -> None:
         for sub in self.SUBSCRIPTIONS:
             for sequence in self.messages[sub]:
-                if sequence <= self.handed_off[sub]:
+                if sequence <= self.reported[sub]:
                     assert self.seen.get((sub, sequence), 0) > 0, "lost"
 
     def teardown(self) -> None:
@@ -210,9 +248,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             return
         for _ in range(10 + self.newest):
             for batch in self.out:
-                for sub, entry in batch.entries:
-                    for n in self.messages_of(sub, entry):
-                        self.seen[sub, n] = self.seen.get((sub, n), 0) + 1
+                self.show(batch, whole=True)
                 self.prefetch.settle(batch, handed_off=True)
             self.out.clear()
             for sub in self.SUBSCRIPTIONS:
@@ -229,6 +265,7 @@ class AgainstAModelDaemon(RuleBasedStateMachine):
             if not self.seen.get((sub, n))
         }
         assert not missing
+        assert not self.owed
         self.credit += self.prefetch.credit_due()[0]
         assert self.credit == self.WINDOW
 

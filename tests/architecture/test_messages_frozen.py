@@ -6,15 +6,16 @@ import dataclasses
 import inspect
 from typing import Protocol, get_type_hints
 
-from actors import messages
+from actors import cleanup_messages, messages
 
 
 def _own_classes() -> list[type]:
     return [
         item
-        for item in vars(messages).values()
+        for module in (messages, cleanup_messages)
+        for item in vars(module).values()
         if inspect.isclass(item)
-        and item.__module__ == messages.__name__
+        and item.__module__ == module.__name__
         and Protocol not in item.__bases__
     ]
 
@@ -39,7 +40,7 @@ def test_no_message_carries_a_list_or_a_set() -> None:
     wrong = [
         f"{item.__name__}.{field}: {hint}"
         for item in _own_classes()
-        for field, hint in get_type_hints(item).items()
+        for field, hint in get_type_hints(item, None, vars(messages)).items()
         if hint in mutable or getattr(hint, "__origin__", None) in mutable
     ]
     assert not wrong, "\n".join(wrong)

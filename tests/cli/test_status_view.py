@@ -62,3 +62,14 @@ def test_a_log_that_cannot_be_emptied_is_told_with_its_reason(
         {"ledger": ledger}, capsys
     )
     assert "write-ahead" not in _shown({"ledger": {"log_obstacle": None}}, capsys)
+
+
+def test_a_budget_that_binds_and_one_that_is_exhausted_are_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = {"used_bytes": 64 << 20, "limit_bytes": 64 << 20, "exhausted": True}
+    roomy = {"used_bytes": 1 << 20, "limit_bytes": 512 << 20, "exhausted": False}
+    shown = _shown({"budgets": {"sqlite": full, "redis": roomy, "binding": "sqlite"}}, capsys)
+    (line,) = [line for line in shown.splitlines() if "EXHAUSTED" in line]
+    assert "sqlite" in line
+    assert "64.0 MiB of 64.0 MiB  (this one binds)" in line

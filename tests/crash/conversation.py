@@ -1,30 +1,22 @@
-"""A sender and a reader that live through crashes of the daemon, and the judge of what they saw.
+"""One reader on the daemon's own protocol that lives through crashes of the daemon.
 
-The sender repeats a send that was not answered with its operation id. The reader does what an
-adapter does: it hands off what it is given, reports that, and marks what may have been handed off
-before.
+It does what an adapter does: it hands off what it is given, reports that, and marks what may have
+been handed off before. For tests that need to choose when each of these happens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agentbus.errors import BusError
 from agentbus.ids import new_id
 from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.crash import audit
+from tests.crash.history import Attempt, Handed, History, Operation, Subscribed, mark_of
+from tests.crash.judge import Truth, Verdict, judge
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """One message as a result carried it."""
-
-    sequence: int
-    message_id: str
-    redelivered: bool
 
 
 class Reader:
@@ -54,7 +46,11 @@ class Reader:
             for position, record in delivery["records"]:
                 known = max((one.sequence for one in self.handed), default=0)
                 again = position <= max(delivery["redelivered_through"], known)
-                self.handed.append(Handed(position, record["message_id"], again))
+                mark, message_id = mark_of(record["content"]), record["message_id"]
+                number = len(self.handed)
+                self.handed.append(
+                    Handed("reader", 1, "general", mark, message_id, position, again, number, 0.0)
+                )
             self._position = delivery["through"]
 
     def report(self) -> Any:
@@ -73,39 +69,21 @@ class Reader:
         self.session.notify("used", confirms=self._reports, channels=[])
         self.report()
 
-
-@dataclass
-class Verdict:
-    """What the judge found; an honest bus leaves all lists but `marked` empty."""
-
-    lost: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    doubled_unmarked: list[str] = field(default_factory=list)
-    out_of_order: list[int] = field(default_factory=list)
-    marked: list[str] = field(default_factory=list)
-
-    @property
-    def clean(self) -> bool:
-        return not (self.lost or self.unexpected or self.doubled_unmarked or self.out_of_order)
-
-
-def judge(accepted: list[str], handed: list[Handed]) -> Verdict:
-    """Compare the message ids that were accepted with what was handed off."""
-    verdict = Verdict()
-    seen: set[str] = set()
-    newest = 0
-    for one in handed:
-        if one.message_id in seen and not one.redelivered:
-            verdict.doubled_unmarked.append(one.message_id)
-        if one.message_id not in seen and one.sequence <= newest:
-            verdict.out_of_order.append(one.sequence)
-        if one.redelivered:
-            verdict.marked.append(one.message_id)
-        seen.add(one.message_id)
-        newest = max(newest, one.sequence)
-    verdict.lost = [message_id for message_id in accepted if message_id not in seen]
-    verdict.unexpected = sorted(seen - set(accepted))
-    return verdict
+    def verdict(self, accepted: dict[str, Any]) -> Verdict:
+        """On itself and on what the database holds; `accepted` has the answer to each mark."""
+        history = History(
+            operations=[
+                Operation(
+                    "sender", "send", mark, mark, "general", None, [Attempt(0, 0, "ok")], [answer]
+                )
+                for mark, answer in accepted.items()
+            ],
+            subscriptions=[Subscribed("reader", "general", 1, 1)],
+            handed=self.handed,
+        )
+        truth = Truth(rows=[])
+        audit.read(self._bus.data_directory / "agentbus.sqlite3", truth)
+        return judge(history, truth)
 
 
 def attempt(call: Callable[[], T]) -> T | BusError:

@@ -1,4 +1,4 @@
-"""Somebody removes files of the database while the bus runs: what was accepted is still there."""
+"""Somebody removes files while the bus runs: what was accepted is still there and can be found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from agentbus.errors import UnavailableError
 from tests.bus_fixture import ThrowAwayBus
+from tests.eventually import eventually
 
 
 @pytest.mark.parametrize("removed", [("-wal", "-shm"), ("-wal",), ("-shm",)])
@@ -40,3 +41,34 @@ def test_nothing_is_accepted_into_a_database_that_was_moved_away(
         sam.call("send", channel="general", content="nowhere")
     assert bus.wait_ended() == 1
     assert "was removed or replaced while the bus uses it" in bus.log()
+
+
+@pytest.mark.parametrize("taken", ["daemon.sock", "lock", "."])
+def test_a_daemon_that_nobody_can_find_makes_way_for_another(
+    throw_away_bus: ThrowAwayBus, taken: str
+) -> None:
+    """A cleaner of temporary folders does that to a daemon that runs for weeks."""
+    bus = throw_away_bus
+    sent = bus.attach().call("send", channel="general", content="kept")
+    (bus.runtime.directory / taken).rename(bus.directory / "taken")
+    assert bus.wait_ended() == 1
+    assert "nobody finds this daemon" in bus.log()
+    bus.start()
+    (kept,) = bus.attach("Kim").call("history", channel="general")["messages"]
+    assert kept["message_id"] == sent["message_id"]
+
+
+def test_redis_is_replaced_when_its_socket_is_taken_away(throw_away_bus: ThrowAwayBus) -> None:
+    """Whoever is connected to it would go on; whoever comes would not get there."""
+    bus = throw_away_bus
+    sam = bus.attach()
+    sent = sam.call("send", channel="general", content="kept")
+    first = bus.redis_pid()
+    bus.runtime.redis_socket.unlink()
+    eventually(lambda: bus.redis_pid() not in (None, first), what="another Redis")
+    bus.wait_ready()
+    kim = bus.attach("Kim")
+    kim.call("subscribe", channel="general", **{"from": "oldest"})
+    sam.call("send", channel="general", content="after")
+    assert kim.wait_for("deliver")["delivery"]["records"]
+    assert sent["sequence"] == 1

@@ -18,11 +18,7 @@ from tests.architecture.tree import ROOT
 
 DOCS = ROOT / "docs"
 
-NOT_YET = {
-    "sqlite_budget_mib": "shown in the status; nothing is evicted yet",
-    "redis_budget_mib": "limits the private Redis; nothing is evicted yet",
-}
-_RESERVED = ("talk_", "peer_", "job_", "capabilities", "tombstone_", "cleanup_free_percent")
+_RESERVED = ("talk_", "peer_", "job_", "capabilities")
 """Settings of parts that do not exist in this version: checked, shown, without effect."""
 
 _SETTINGS_HEAD = """\
@@ -114,9 +110,8 @@ def settings_page() -> str:
 
 def _setting_line(row: Setting) -> str:
     unit = f" {row.unit}" if row.unit else ""
-    note = f"; {NOT_YET[row.name]}" if row.name in NOT_YET else ""
     default = encode(row.default).decode()
-    cells = (f"`{row.name}`", f"`{default}`{unit}", f"{row.expected}", f"{row.meaning}{note}")
+    cells = (f"`{row.name}`", f"`{default}`{unit}", f"{row.expected}", f"{row.meaning}")
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"
 
 

@@ -6,10 +6,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.system import System
+from actors.system import System, database_path
 from agentbus.config import load_config
 from agentbus.encoding import encode
 from agentbus.ids import new_id
@@ -25,10 +26,13 @@ from tests.eventually import eventually
 class InProcessBus:
     """A running `System` with a clock that stands still until `clock.advance`."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, beyond_bounds: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        """`beyond_bounds`: settings that a file may not have, such as a tiny budget."""
         config_path = folder / "config.json"
         config_path.write_bytes(encode({"data_directory": str(folder / "data"), **settings}))
-        self.config = load_config(config_path)
+        self.config = replace(load_config(config_path), **(beyond_bounds or {}))
         self.config.data_directory.mkdir()
         self.clock = FakeClock()
         self.paths = RuntimePaths(folder / "run")
@@ -36,9 +40,21 @@ class InProcessBus:
         self._lock = DaemonLock(self.paths.lock)
         assert self._lock.acquire()
         self._clients: list[Client] = []
+        self.start()
+
+    def start(self) -> None:
+        """Anew after `stop`, on the same folders."""
         self.system = System(self.config, self.paths, self._lock, self.clock)
         self.system.start()
         eventually(lambda: self.heartbeat() == "ready", 30.0, what="ready")
+
+    def status(self) -> Any:
+        with Client.connect(self.paths.socket, 5.0) as client:
+            return client.request("status", {}, 10.0)
+
+    @property
+    def database(self) -> Path:
+        return database_path(self.config)
 
     def heartbeat(self) -> str:
         with Client.connect(self.paths.socket, 5.0) as client:

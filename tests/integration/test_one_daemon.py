@@ -98,11 +98,13 @@ _ENSURE = """
 import os, sys
 from pathlib import Path
 from agentbus.launch import ensure_daemon
+from agentbus.limits import PROTOCOL_VERSION
 from agentbus.transport.singleton import runtime_directory
 
 paths = runtime_directory(os.environ, os.getuid())
 client = ensure_daemon(paths, Path(sys.argv[1]), deadline_s=30.0)
-print(client.request("hello", {"protocol": 1, "version": "x", "pid": os.getpid()}, 5.0)["pid"])
+hello = {"protocol": PROTOCOL_VERSION, "version": "x", "pid": os.getpid()}
+print(client.request("hello", hello, 5.0)["pid"])
 client.close()
 """
 

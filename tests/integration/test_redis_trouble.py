@@ -8,8 +8,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from agentbus.processes import start_mark
 from agentbus.projection.connection import connect
 from agentbus.projection.finding import find_redis
 from agentbus.transport.singleton import EXIT_CONFIGURATION
+from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.eventually import eventually
 from tests.redis_fixture import executable_script, need_search
@@ -102,20 +103,25 @@ def test_with_the_module_status_names_the_engine(closing_bus: Any) -> None:
 def test_a_foreign_instance_on_the_path_is_refused_and_left_alone(closing_bus: Any) -> None:
     bus = closing_bus()
     bus.runtime.directory.mkdir(mode=0o700)
+    with foreign_redis(bus.runtime.redis_socket, bus.directory) as client:
+        client.set("precious", "data")
+        assert "left alone" in refused_start(bus)
+        assert client.get("precious") == b"data"
+
+
+@contextmanager
+def foreign_redis(socket_path: Path, folder: Path) -> Iterator[Any]:
+    """A client of an instance that somebody else runs on that path."""
     real = find_redis("redis-server")[0].executable
-    socket_path = bus.runtime.redis_socket
     foreign = subprocess.Popen(
         [real, "--port", "0", "--unixsocket", socket_path, "--save", ""],
         stdout=subprocess.DEVNULL,
-        cwd=bus.directory,
+        cwd=folder,
     )
     try:
         eventually(socket_path.exists)
         with closing(connect(socket_path)) as client:
-            client.set("precious", "data")
-            line = refused_start(bus)
-            assert "left alone" in line
-            assert client.get("precious") == b"data"
+            yield client
         assert foreign.poll() is None
     finally:
         foreign.kill()
@@ -396,6 +402,68 @@ def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
     notice(sam)
     eventually(lambda: bus.state() == "recovering", 20)
     assert bus.stop() == 0
+
+
+def test_a_foreign_instance_that_takes_the_place_of_ours_is_never_touched(
+    closing_bus: Any, tmp_path: Path
+) -> None:
+    real = find_redis("redis-server")[0].executable
+    script = executable_script(tmp_path, f'exec {real} "$@"')
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    bus.start()
+    sam = bus.attach(conversation="c")
+    sent = sam.call("send", channel="general", content="before", operation_id="k")
+    script.rename(tmp_path / "away")  # ours does not come back before the other one is there
+    pid = bus.redis_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not is_running(pid))
+    socket_path = bus.runtime.redis_socket
+    socket_path.unlink(missing_ok=True)
+    with foreign_redis(socket_path, bus.directory) as client:
+        (tmp_path / "away").rename(script)
+        client.set("precious", "data")
+        with bus.client() as asking:
+            eventually(
+                lambda: any(
+                    "left alone" in error["what"]
+                    for error in asking.request("status", {}, 5.0)["errors"]
+                ),
+                20,
+                what="the reason",
+            )
+            assert asking.request("status", {}, 5.0)["state"] == "recovering"
+        with pytest.raises(UnavailableError):
+            sam.call("send", channel="general", content="not now")
+        assert client.keys() == [b"precious"]
+        assert client.get("precious") == b"data"
+    bus.wait_ready()  # it mends itself when the other one has gone
+    assert _retry(sam, "before", "k") == sent | {"duplicate": True}
+
+
+def test_an_agent_sees_nothing_of_a_short_recovery(throw_away_bus: ThrowAwayBus) -> None:
+    bus = throw_away_bus
+    contents = [f"message {number}" for number in range(3)]
+    with (
+        AdapterProcess(bus.environment, bus.config_path, agent="Ada", session="a") as ada,
+        AdapterProcess(bus.environment, bus.config_path, agent="Kim", session="k") as kim,
+    ):
+        for adapter in (ada, kim):
+            adapter.initialize()
+        assert ada.use("receive")["messages"] == []
+        got: list[str] = []
+        for content in contents:
+            waiting = ada.call("receive", wait_seconds=30)
+            pid = bus.redis_pid()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert "message_id" in kim.use("send", channel="general", content=content)
+            got += [message["content"] for message in ada.answer(waiting)["messages"]]
+            found = ada.use("history", channel="general")["messages"]
+            assert found[-1]["content"] == content
+            eventually(lambda: bus.redis_pid() != pid, 20, what="another Redis")  # noqa: B023
+            bus.wait_ready()
+    assert got == contents
 
 
 # --- stopped meanwhile ---

@@ -10,6 +10,7 @@ import pytest
 
 from agentbus.errors import NotFoundError, SessionAlreadyConnectedError
 from agentbus.limits import HANDOFF_FLUSH_MS
+from agentbus.rules.retention import HOUR_US
 from tests.bus_fixture import BusSession
 from tests.eventually import eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
@@ -265,3 +266,53 @@ def test_heartbeats_keep_an_attachment_alive(bus: InProcessBus) -> None:
     with pytest.raises(SessionAlreadyConnectedError):
         bus.attach(conversation="c")
     assert session.call("whoami")["display_name"] == "Sam"
+
+
+# --- the clock is set, the machine sleeps ---
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_wall_clock_that_is_set_ends_no_attachment_and_changes_no_order(
+    bus: InProcessBus, hours: int
+) -> None:
+    session = bus.attach(conversation="c")
+    ada = bus.attach("Ada")
+    receipts = [ada.call("send", channel="general", content="1", operation_id="k")]
+    bus.clock.set_wall(bus.clock.wall_us() + hours * HOUR_US)
+    bus.clock.advance(1)
+    receipts.append(ada.call("send", channel="general", content="2"))
+    assert ada.call("send", channel="general", content="1", operation_id="k")["duplicate"] is True
+    seen: list[str] = []
+    while len(seen) < 2:
+        delivery = session.wait_for("deliver")["delivery"]
+        assert "gaps" not in delivery
+        seen += [record["content"] for _, record in delivery["records"]]
+    assert seen == ["1", "2"]
+    assert receipts[0]["sequence"] < receipts[1]["sequence"]
+    with pytest.raises(SessionAlreadyConnectedError):
+        bus.attach(conversation="c")
+    assert [row["lag"] for row in session.call("whoami")["subscriptions"]] == [2]
+
+
+@pytest.mark.parametrize("monotonic_goes_on", [True, False])
+def test_after_ten_minutes_of_suspend_a_session_goes_on_where_it_was(
+    bus: InProcessBus, monotonic_goes_on: bool
+) -> None:
+    """Whether the monotonic clock counts sleep depends on the system; the wall clock does."""
+    session = bus.attach(conversation="c")
+    ada = bus.attach("Ada")
+    ada.call("send", channel="general", content="before")
+    session.wait_for("deliver")
+    if monotonic_goes_on:
+        bus.clock.advance(600)
+        session = bus.attach(conversation="c")
+        assert session.facts["resumed"] is True
+        delivery = session.wait_for("deliver")["delivery"]
+        assert [record["content"] for _, record in delivery["records"]] == ["before"]
+        ada = bus.attach("Ada")
+    else:
+        bus.clock.set_wall(bus.clock.wall_us() + 600 * 1_000_000)
+    ada.call("send", channel="general", content="after")
+    delivery = session.wait_for("deliver")["delivery"]
+    assert [record["content"] for _, record in delivery["records"]] == ["after"]
+    assert subscriptions(session)["general"]["expired_at"] is None

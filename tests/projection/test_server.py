@@ -211,12 +211,19 @@ def test_a_later_candidate_with_search_is_preferred(
         assert running.info.executable == str(tmp_path / "redis-server")
 
 
-def test_a_damaged_dump_is_ignored() -> None:
+def test_damaged_dumps_and_logs_of_writes_are_ignored() -> None:
     with redis_settings() as settings:
         settings.working_directory.mkdir(parents=True)
-        (settings.working_directory / "dump.rdb").write_bytes(b"REDIS0011\xff torn")
+        folder = settings.working_directory
+        (folder / "dump.rdb").write_bytes(b"REDIS0011\xff torn")
+        (folder / "appendonly.aof").write_bytes(b"*2\r\n$6\r\nSELE")
+        (folder / "appendonlydir").mkdir()
+        (folder / "appendonlydir" / "appendonly.aof.manifest").write_bytes(b"file torn seq")
+        (folder / "appendonlydir" / "torn.base.rdb").write_bytes(b"REDIS0011\xff")
         server = RedisServer(settings)
         server.start(BUS_ID)
+        with closing(server.connect()) as client:
+            assert client.dbsize() == 0
         server.stop()
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from agentbus.failpoints import VARIABLE
 from agentbus.ids import Sequence
+from agentbus.store.accounting import recount
 from agentbus.store.changes import MessagesRemoved, PruneResult, RemovedRange
+from tests.architecture.tree import ROOT
 from tests.store.bus import Bus
 
 
@@ -137,4 +144,46 @@ def test_cleanup_gives_its_bytes_back(tmp_path: Path) -> None:
     bus.prune("messages_by_age")
     bus.prune("receipts")
     assert bus.store.logical_bytes == empty
+    bus.close()
+
+
+_PRUNE = """
+import sys
+from pathlib import Path
+from agentbus.store.changes import PruneSlice
+from tests.store.bus import Bus
+
+bus = Bus(Path(sys.argv[1]))
+bus.clock.advance(hours=bus.config.message_retention_hours)
+bus.store.apply([PruneSlice(*{slice})])
+"""
+
+
+@pytest.mark.parametrize("slice_", [("messages_by_age", 4), ("messages_by_capacity", 4, 1 << 20)])
+def test_killed_in_a_removal_nothing_of_it_has_happened(
+    tmp_path: Path, slice_: tuple[object, ...]
+) -> None:
+    bus = Bus(tmp_path)
+    sam = bus.attach()
+    bus.store.apply([sam.send(str(number)) for number in range(6)])
+    channel = bus.reader().channels()[0].channel_id
+    bus.close()
+    ended = subprocess.run(
+        [sys.executable, "-c", _PRUNE.format(slice=slice_), str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, VARIABLE: "during_eviction", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    bus = Bus(tmp_path)
+    assert sequences(bus) == [1, 2, 3, 4, 5, 6]
+    assert bus.reader().removed_ranges(channel, Sequence(0)) == []
+    assert bus.store.logical_bytes == recount(bus.store._connection)
+    bus.clock.advance(hours=bus.config.message_retention_hours)
+    bus.prune("messages_by_age", 4)
+    assert sequences(bus) == [5, 6]
+    (gone,) = bus.reader().removed_ranges(channel, Sequence(0))
+    assert (gone.from_sequence, gone.to_sequence) == (1, 4)
     bus.close()

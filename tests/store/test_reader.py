@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import astuple
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from agentbus.errors import UnavailableError
 from agentbus.ids import ChannelId, MessageId, Sequence
 from agentbus.store import binding, memories, pruning, receipts, sending, subscribing
 from agentbus.store import reader as queries
-from agentbus.store.changes import RemovedRange, StoredMessage
+from agentbus.store.changes import PruneSlice, RemovedRange, StoredMessage
 from agentbus.store.reader import Reader
 from tests.store.bus import Bus, Speaker
 
@@ -92,6 +94,42 @@ def test_history_says_what_was_removed_within_the_page(bus: Bus, sam: Speaker) -
         RemovedRange(Sequence(1), Sequence(3), "age")
     ]
     reader.close()
+
+
+def test_causes_that_take_turns_are_ranges_of_their_own_for_every_reader(bus: Bus) -> None:
+    sam = bus.attach()
+    bus.done(sam.make("a"))
+    bus.store.apply([sam.send(channel=c) for c in ("a", "general") * 4])
+    reader = bus.reader()
+    bus.clock.advance(hours=bus.config.message_retention_hours)
+    bus.prune("messages_by_age", 3)
+    bus.done(PruneSlice("messages_by_capacity", 2, free_bytes=2**40))
+    bus.done(PruneSlice("messages_by_capacity", 1, free_bytes=2**40))
+    bus.prune("messages_by_age", 1)
+    a, general = channel_id(reader, "a"), channel_id(reader, "general")
+    in_a = [(1, 3, "age"), (5, 5, "capacity"), (7, 7, "age")]
+    in_general = [(2, 2, "age"), (4, 6, "capacity")]
+
+    def ranges(*arguments: Any) -> list[tuple[int, int, str]]:
+        return [astuple(row) for row in reader.removed_ranges(*map(Sequence, arguments))]
+
+    assert (ranges(a, 0), ranges(general, 0)) == (in_a, in_general)
+    assert ranges(a, 2) == [(3, 3, "age"), *in_a[1:]]
+    assert ranges(a, 3) == in_a[1:]
+    assert ranges(a, 1, 5) == [(2, 3, "age"), (5, 5, "capacity")]
+    assert ranges(general, 4, 5) == [(5, 5, "capacity")]
+    page = reader.history(a, after=Sequence(0), count=9)
+    assert ([astuple(row) for row in page.removed], page.oldest_retained) == (in_a, None)
+    page = reader.history(general, before=Sequence(6), count=9)
+    assert [astuple(row) for row in page.removed] == [(2, 2, "age"), (4, 5, "capacity")]
+    assert page.oldest_retained == 8
+    everywhere = reader.removed_anywhere(Sequence(2), Sequence(7))
+    assert [(part.channel, *astuple(part.removed)) for part in everywhere] == [
+        ("a", 3, 3, "age"),
+        ("general", 4, 6, "capacity"),
+        ("a", 5, 5, "capacity"),
+    ]
+    assert (reader.removed_through(), reader.lag(a, Sequence(0))) == (7, 0)
 
 
 def test_removed_ranges_are_cut_to_what_a_cursor_missed(bus: Bus, sam: Speaker) -> None:

@@ -18,6 +18,7 @@ from agentbus.errors import ForbiddenError, NotFoundError
 from agentbus.transport import singleton
 from agentbus.transport.singleton import (
     DaemonLock,
+    Place,
     RuntimePaths,
     bind_socket,
     check_directory,
@@ -329,6 +330,25 @@ def test_socket_of_another_user_is_refused(paths: RuntimePaths, lock: DaemonLock
     with pytest.raises(ForbiddenError, match="user 4242"):
         bind_socket(paths, lock, UID)
     assert paths.socket.exists()
+
+
+def test_what_another_daemon_has_put_there_meanwhile_is_not_removed(
+    paths: RuntimePaths, lock: DaemonLock
+) -> None:
+    bind_socket(paths, lock, UID).close()
+    place = Place(paths, lock)
+    assert place.is_ours()
+    for made in (paths.socket, paths.lock):
+        made.unlink()
+    assert not place.is_ours()
+    successor = DaemonLock(paths.lock)
+    assert successor.acquire()
+    bind_socket(paths, successor, UID).close()
+    assert not place.is_ours()
+    assert Place(paths, successor).is_ours()
+    remove_socket(paths, lock)
+    assert paths.socket.exists()
+    successor.release()
 
 
 def test_socket_is_removed_at_an_orderly_end(paths: RuntimePaths, lock: DaemonLock) -> None:

@@ -16,6 +16,8 @@ Usage:
   agentbus-admin stop [--config PATH] [--json]
   agentbus-admin reset [--config PATH] [--json] [--yes]
   agentbus-admin config [--config PATH] [--json]
+  agentbus-admin export [--config PATH] [--output FILE] [--json]
+  agentbus-admin import FILE [--config PATH] [--json]
   agentbus-admin channels [--json]
   agentbus-admin sessions [--json]
   agentbus-admin demo [--keep]
@@ -30,6 +32,8 @@ Commands:
   stop       End the daemon in order; the next tool call starts one again.
   reset      Delete everything on the bus; asks first.
   config     Every setting with its value in force and where that comes from.
+  export     Write everything on the bus into a file, also while it runs.
+  import     Read such a file into an empty bus, while no daemon runs.
   channels   The channels of the running bus.
   sessions   The sessions that are connected now.
   demo       Two agents on a bus of their own, whose daemon is killed in the middle.
@@ -43,6 +47,7 @@ Options:
   --project       For the project in the current folder only.
   --dry-run       Show what would change, as a diff, and change nothing.
   --config PATH   Configuration file; ~/.config/agentbus/config.json if left out.
+  --output FILE   Where the export goes, - for stdout; a new file in this folder if left out.
   --json          One JSON document on stdout instead of text.
   --yes           Do not ask.
   --keep          Leave the demo's folder behind and say where it is.
@@ -76,6 +81,14 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.admin.config import config
 
         return config(arguments)
+    if arguments["export"]:
+        from agentbus.cli.admin.export import export
+
+        return export(arguments)
+    if arguments["import"]:
+        from agentbus.cli.admin.importing import import_export
+
+        return import_export(arguments)
     if arguments["channels"]:
         from agentbus.cli.admin.channels import channels
 

@@ -6,18 +6,17 @@ none can start meanwhile, and empties the database itself. Runs on the main thre
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from agentbus.cli.admin.locks import hold_bus
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, Arguments, complain
 from agentbus.cli.output import print_json
-from agentbus.cli.running import Daemon, find_daemon, runtime_paths
+from agentbus.cli.running import find_daemon
 from agentbus.cli.text import for_terminal
 from agentbus.config import DATABASE_NAME, Config, load_config
 from agentbus.errors import UnavailableError, ValidationError
-from agentbus.transport.singleton import DaemonLock, holder_pid, prepare_directory
 
 WHAT_IS_LOST = (
     "This deletes all messages, channels, agents, sessions, subscriptions and receipts for good.\n"
@@ -36,7 +35,7 @@ def reset(arguments: Arguments) -> int:
         answer = _reset_here(config)
     else:
         with daemon:
-            data_directory = _data_directory(daemon, asked_path)
+            data_directory = daemon.data_directory(asked_path)
             if not _agreed(arguments, data_directory):
                 return EXIT_FAILURE
             answer = daemon.ask("reset")
@@ -67,45 +66,18 @@ def _agreed(arguments: Arguments, data_directory: object) -> bool:
     return False
 
 
-def _data_directory(daemon: Daemon, asked_path: Path | None) -> object:
-    """The running daemon's data folder. Refuses when the person named another configuration."""
-    used_path = daemon.config_path()
-    if asked_path is not None and used_path is not None and used_path != asked_path.absolute():
-        raise ValidationError(
-            f"the running daemon uses {used_path}, not {asked_path.absolute()}; "
-            "run agentbus stop first, or leave out --config to reset the running bus"
-        )
-    status: dict[str, Any] = daemon.ask("status")
-    values = (status.get("config") or {}).get("values") or {}
-    return values.get("data_directory", "(unknown)")
-
-
 def _reset_here(config: Config) -> dict[str, Any]:
     from agentbus.clock import SystemClock
     from agentbus.store.connection import DatabaseUnusable
     from agentbus.store.reset import reset_database
 
-    paths = runtime_paths()
-    prepare_directory(paths, os.getuid())
-    config.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    held: list[DaemonLock] = []
     try:
-        for path in (paths.lock, config.data_directory / "lock"):
-            lock = DaemonLock(path)
-            if not lock.acquire():
-                raise UnavailableError(
-                    f"process {holder_pid(path)} holds {path}, so nothing was deleted; "
-                    "run agentbus stop, then try again"
-                )
-            held.append(lock)
-        result = reset_database(
-            config.data_directory / DATABASE_NAME,
-            config.sqlite_synchronous,
-            SystemClock().wall_us(),
-        )
+        with hold_bus(config, "nothing was deleted"):
+            result = reset_database(
+                config.data_directory / DATABASE_NAME,
+                config.sqlite_synchronous,
+                SystemClock().wall_us(),
+            )
     except DatabaseUnusable as error:
         raise UnavailableError(str(error)) from None
-    finally:
-        for lock in reversed(held):
-            lock.release()
     return {"bus_id": result.bus_id}

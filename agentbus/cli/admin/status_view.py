@@ -119,7 +119,8 @@ def _budgets(budgets: dict[str, Any]) -> Iterator[tuple[str, object]]:
         if isinstance(budget, dict):
             used, limit = budget.get("used_bytes"), budget.get("limit_bytes")
             binds = "  (this one binds)" if budgets.get("binding") == name else ""
-            yield name, f"{_mib(used)} of {_mib(limit)}{binds}"
+            full = "  EXHAUSTED: new messages are refused" if budget.get("exhausted") else ""
+            yield name, f"{_mib(used)} of {_mib(limit)}{binds}{full}"
 
 
 def session_table(rows: list[dict[str, Any]]) -> Table:
