@@ -1,6 +1,6 @@
-"""Which adapters a harness process has started, and what its command hooks said lately.
+"""Which adapters a harness process has started, and what command hooks said and when.
 
-Owns both maps, in plain memory, for the registrar, on its thread. Never decides who somebody is:
+Owns these maps, in plain memory, for the registrar, on its thread. Never decides who somebody is:
 it passes on to the adapters of the same process, and they bind their calls by it.
 """
 
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from actors.messages import Link
+from actors.messages import HookHeard, Link
 from agentbus.encoding import encode_line
 from agentbus.protocol.session import HookEvent
 
@@ -27,6 +27,7 @@ class HookEvidence:
     def __init__(self) -> None:
         self._adapters: dict[Link, int] = {}
         self._newest: OrderedDict[int, tuple[float, HookEvent]] = OrderedDict()
+        self._heard: OrderedDict[tuple[str, str], HookHeard] = OrderedDict()
 
     def greeted(self, link: Link, harness_pid: int, now_s: float) -> None:
         """An adapter came: it is told what a hook of its harness has said before."""
@@ -40,8 +41,20 @@ class HookEvidence:
     def gone(self, link: Link) -> None:
         self._adapters.pop(link, None)
 
-    def seen(self, event: HookEvent, now_s: float) -> None:
-        """A hook spoke: the adapters of its process are told."""
+    def heard(self) -> tuple[HookHeard, ...]:
+        """Per application and event, when one last spoke; the longest silent first."""
+        return tuple(self._heard.values())
+
+    def seen(self, event: HookEvent, now_s: float, at_us: int) -> None:
+        """A hook spoke: the adapters of its process are told.
+
+        One that names no process has told its adapter itself.
+        """
+        key = (event.application, event.event)
+        self._heard[key] = HookHeard(event.application, event.event, at_us)
+        self._heard.move_to_end(key)
+        if len(self._heard) > KEPT:
+            self._heard.popitem(last=False)
         pid = event.harness_pid
         if pid is None:
             return

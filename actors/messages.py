@@ -471,8 +471,8 @@ class DirectoryAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveSessionsAsked:
-    """The live sessions as the reporter needs them: a tuple of `LiveSession`."""
+class RollAsked:
+    """Who lives and which hooks speak, as the reporter needs it: a `Roll`."""
 
     reply_to: Reply
 
@@ -490,7 +490,7 @@ RegistrarMessage: TypeAlias = (
     | SubscriptionsExpired
     | SweepLiveness
     | DirectoryAsked
-    | LiveSessionsAsked
+    | RollAsked
     | ReadinessChanged
 )
 
@@ -505,6 +505,23 @@ class LiveSession:
     identity_source: str
     attached_at_us: int
     adapter_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class HookHeard:
+    """The last time that a hook of an application spoke at an event."""
+
+    application: str
+    event: str
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The live sessions, and the hooks heard since this daemon started."""
+
+    sessions: tuple[LiveSession, ...] = ()
+    hooks: tuple[HookHeard, ...] = ()
 
 
 # --- CleanupScheduler ---

@@ -28,11 +28,12 @@ from actors.messages import (
     LedgerMessage,
     Link,
     LiveSession,
-    LiveSessionsAsked,
     ReadinessChanged,
     Register,
     RegistrarMessage,
     Released,
+    Roll,
+    RollAsked,
     SessionBindingSettled,
     Submit,
     SubscriptionsChanged,
@@ -171,8 +172,9 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 self._sweep()
             case DirectoryAsked(query, reply_to):
                 reply_to.set({"sessions": self._directory(query)})
-            case LiveSessionsAsked(reply_to):
-                reply_to.set(tuple(live.session for live in self._live.values()))
+            case RollAsked(reply_to):
+                sessions = tuple(live.session for live in self._live.values())
+                reply_to.set(Roll(sessions, self._hooks.heard()))
             case ReadinessChanged():
                 self._readiness = message
                 for live in self._live.values():
@@ -430,7 +432,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
 
     def _hook_seen(self, event: HookEvent) -> None:
         """What a harness says to have ended is released at once; its adapters are told the rest."""
-        self._hooks.seen(event, self._clock.monotonic_s())
+        self._hooks.seen(event, self._clock.monotonic_s(), self._clock.wall_us())
         if event.event == "SessionEnd":
             ended = (event.application, event.conversation)
             self._release_where(

@@ -18,8 +18,9 @@ from actors.base import ActorStatistics, Address, BusActor, Reply
 from actors.messages import (
     HealthAsked,
     LiveSession,
-    LiveSessionsAsked,
     RegistrarMessage,
+    Roll,
+    RollAsked,
     SupervisorMessage,
 )
 from actors.replies import TellReply
@@ -54,9 +55,9 @@ class HealthTold:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionsTold:
+class RollTold:
     ticket: int
-    sessions: tuple[LiveSession, ...]
+    roll: Roll
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class ReportDue:
     ticket: int
 
 
-ReporterMessage: TypeAlias = ReportAsked | HealthTold | SessionsTold | ReportDue
+ReporterMessage: TypeAlias = ReportAsked | HealthTold | RollTold | ReportDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Sources:
 class _Report:
     asked: ReportAsked
     health: dict[str, Any] | None = None
-    sessions: tuple[LiveSession, ...] | None = None
+    roll: Roll | None = None
 
 
 class ReporterActor(BusActor[ReporterMessage]):
@@ -117,9 +118,9 @@ class ReporterActor(BusActor[ReporterMessage]):
                 if (report := self._reports.get(ticket)) is not None:
                     report.health = health
                     self._answer_if_complete(ticket)
-            case SessionsTold(ticket, sessions):
+            case RollTold(ticket, roll):
                 if (report := self._reports.get(ticket)) is not None:
-                    report.sessions = sessions
+                    report.roll = roll
                     self._answer_if_complete(ticket)
             case ReportDue(ticket):
                 if ticket in self._reports:
@@ -135,7 +136,7 @@ class ReporterActor(BusActor[ReporterMessage]):
             HealthAsked(self._reply(ticket, lambda health: HealthTold(ticket, health)))
         )
         self._sources.registrar.tell(
-            LiveSessionsAsked(self._reply(ticket, lambda live: SessionsTold(ticket, live)))
+            RollAsked(self._reply(ticket, lambda roll: RollTold(ticket, roll)))
         )
         self._timer.deliver_after(PATIENCE_S, self.address, ReportDue(ticket))
 
@@ -144,25 +145,25 @@ class ReporterActor(BusActor[ReporterMessage]):
 
     def _answer_if_complete(self, ticket: int) -> None:
         report = self._reports[ticket]
-        if report.health is not None and report.sessions is not None:
+        if report.health is not None and report.roll is not None:
             self._answer(self._reports.pop(ticket))
 
     def _answer(self, report: _Report) -> None:
-        reply_to = report.asked.reply_to
+        reply_to, roll = report.asked.reply_to, report.roll or Roll()
         match report.asked.what:
             case "channels":
                 reply_to.set({"channels": self._channels()})
             case "sessions":
-                reply_to.set({"sessions": self._sessions(report.sessions or ())})
+                reply_to.set({"sessions": self._sessions(roll.sessions)})
             case "status":
-                reply_to.set(self._status(report))
+                reply_to.set(self._status(report.health, roll))
             case _:
                 assert_never(report.asked.what)
 
     # --- parts ---
 
-    def _status(self, report: _Report) -> dict[str, Any]:
-        health = report.health or {"state": "unknown", "errors": []}
+    def _status(self, told: dict[str, Any] | None, roll: Roll) -> dict[str, Any]:
+        health = told or {"state": "unknown", "errors": []}
         redis_bytes = self._redis_bytes()  # once: one that hangs costs a time limit
         return {
             **health,
@@ -176,7 +177,11 @@ class ReporterActor(BusActor[ReporterMessage]):
             "config": {"path": str(self._config.path), "values": self._config.effective()},
             "redis": _redis(health.get("redis"), redis_bytes),
             "budgets": self._budgets(redis_bytes),
-            "sessions": self._sessions(report.sessions or ()),
+            "sessions": self._sessions(roll.sessions),
+            "hooks": [
+                {"application": hook.application, "event": hook.event, "at": rfc3339(hook.at_us)}
+                for hook in roll.hooks
+            ],
             "store": self._part(self._store.counts),
             "actors": [asdict(statistics) for statistics in self._sources.actors()],
             **self._sources.counters(),

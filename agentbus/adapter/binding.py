@@ -48,6 +48,8 @@ class Caller:
     result_characters: int
     wait_seconds: float
     """Longest wait that leaves time for the answer before the client gives the call up."""
+    runs_commands: bool = False
+    """Whether the agent has a shell at hand."""
 
 
 class Binder:
@@ -80,7 +82,12 @@ class Binder:
             harness.caution if evidence.source == "environment" else None,
         )
         limits = harness.limits(call)
-        return Caller(binding, limits.result_characters, limits.call_seconds - SPARE_SECONDS)
+        return Caller(
+            binding,
+            limits.result_characters,
+            limits.call_seconds - SPARE_SECONDS,
+            harness.runs_commands,
+        )
 
     def _evidence(self, harness: Harness, call: Call) -> Evidence:
         proven = harness.turn_metadata(call)

@@ -17,6 +17,7 @@ from agentbus.adapter.binding import Binder, Binding, Caller
 from agentbus.adapter.conversation import Conversation, Profile
 from agentbus.adapter.evidence import HOOK_TOOL, HookEvent
 from agentbus.adapter.handoff import Delivery, Outcome, current_delivery
+from agentbus.adapter.hook_reports import HookReports
 from agentbus.adapter.link import Link
 from agentbus.adapter.prefetch import Batch, Budget, Prefetch
 from agentbus.adapter.results import (
@@ -37,7 +38,7 @@ from agentbus.adapter.results import (
 from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import Held
 from agentbus.adapter.tools import parse_call
-from agentbus.adapter.waking import Waker
+from agentbus.adapter.waking import Waker, polling_hint
 from agentbus.config import Config
 from agentbus.encoding import encode
 from agentbus.errors import BusError, InternalError, OverloadedError
@@ -56,10 +57,6 @@ from agentbus.protocol.operations import (
 _log = logging.getLogger(__name__)
 
 _EMPTY_WAITS_BEFORE_HINT = 3
-_HINT = (
-    "Nothing came in several waits in a row. Each wait costs a turn: go on with other work and "
-    "look again later, or give a longer wait_seconds."
-)
 _SHUTDOWN_REPORTS_S = 0.3
 _LISTS = {"list_channels": "channels", "discover": "sessions"}
 """Tools whose answer is one list, cut to the ceiling."""
@@ -137,6 +134,7 @@ class Calls:
         self._link = link
         self._profile = profile
         self._binder = binder
+        self._hook_reports = HookReports(link)
         self._waker = Waker()
         self._conversations: dict[SessionIdentity, Conversation] = {}
         self._windows: dict[Conversation, tuple[int, int]] = {}
@@ -148,7 +146,10 @@ class Calls:
     ) -> Answer:
         """The answer to one tool call, an error answer for whatever goes wrong."""
         if name == HOOK_TOOL:
-            self.hook(arguments if isinstance(arguments, Mapping) else {})
+            fields = arguments if isinstance(arguments, Mapping) else {}
+            self.hook(fields)
+            if (event := HookEvent.read(fields)) is not None:
+                self._hook_reports.spoke(client_name, event)
             return answer({})
         self.in_flight += 1
         try:
@@ -410,5 +411,10 @@ class _Receive:
             header=self._call.header(notices),
             expired=conversation.prefetch.expired,
             waited_seconds=self._now() - self.started_s,
-            hint=_HINT if conversation.empty_waits >= _EMPTY_WAITS_BEFORE_HINT else None,
+            hint=self._hint(),
         )
+
+    def _hint(self) -> str | None:
+        if self._call.conversation.empty_waits < _EMPTY_WAITS_BEFORE_HINT:
+            return None
+        return polling_hint(self._call.caller)

@@ -150,6 +150,11 @@ class Link:
             if not self._attaches:
                 self._early.clear()
 
+    def tell(self, method: str, params: dict[str, Any]) -> None:
+        """A request whose answer nobody needs; dropped when there is no connection."""
+        if self._session is not None:
+            self._spawn(self._tell(self._session.client, method, params))
+
     def client_of(self, attachment: Attachment) -> AsyncClient | None:
         """The connection of a live attachment."""
         if self._session is None or attachment not in self._listeners:
@@ -272,6 +277,12 @@ class Link:
                 return
 
     # --- on the connection ------------------------------------------------------------------------
+
+    async def _tell(self, client: AsyncClient, method: str, params: dict[str, Any]) -> None:
+        try:
+            await client.request(method, params, timeout_s=HEARTBEAT_SECONDS)
+        except BusError as error:
+            _log.info("%s: %s", method, error.message)
 
     async def _beat(self, client: AsyncClient) -> None:
         while not client.closed.done():

@@ -3,17 +3,22 @@
 Owns who is idle: a conversation whose hook said that it stopped, until its next call or prompt. It
 is woken once, when something new arrives; the next stop arms it again, and what waited then is the
 business of the Stop hook itself, so there is no loop. The words are fixed: never anything that a
-peer wrote. Used in the thread of the event loop; the command is a
-process of its own that nobody waits for for long.
+peer wrote. Used in the thread of the event loop; the command is a process of its own that nobody
+waits for for long.
+
+Also the words for an agent that asks again and again where it could be woken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import shutil
 from contextlib import suppress
+from typing import Final
 
+from agentbus.adapter.binding import Caller
 from agentbus.harnesses import wake_command
 from agentbus.identity import SessionIdentity
 
@@ -22,6 +27,21 @@ _log = logging.getLogger(__name__)
 WAKE_TEXT = "Messages wait for you on Agentbus; call its tool receive."
 COMMAND_S = 20.0
 """Its harness answers within a second or so."""
+
+
+_POLLING: Final = "Nothing came in several waits in a row, and each wait costs a turn: "
+
+
+def polling_hint(caller: Caller) -> str:
+    """What an agent should do instead of waiting once more.
+
+    A child has no conversation of its own that a command could wait for.
+    """
+    identity = caller.binding.identity
+    if not caller.runs_commands or identity.child is not None:
+        return _POLLING + "go on with other work and look again later, or give more wait_seconds."
+    command = f"agentbus wait --session {shlex.quote(identity.conversation)}"
+    return _POLLING + f"run `{command}` in the background; it ends when a message waits."
 
 
 class Waker:

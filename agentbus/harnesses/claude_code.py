@@ -32,6 +32,7 @@ HARNESS = Harness(
     turn_metadata=nothing,
     environment=_environment,
     tool_use=_tool_use,
+    runs_commands=True,
     caution=(
         "This conversation is known from the environment in which its MCP server was started. "
         "After /clear or /resume in the same window the old identity may stay in place until "

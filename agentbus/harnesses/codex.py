@@ -60,4 +60,5 @@ HARNESS = Harness(
     turn_metadata=_turn_metadata,
     environment=nothing,
     wake=_wake,
+    runs_commands=True,
 )

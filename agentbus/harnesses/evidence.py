@@ -54,7 +54,7 @@ class Harness:
     `turn_metadata` is evidence that comes with every call and is proven; `tool_use` is the id by
     which a hook announced the call; `environment` was right when this process was started.
     `caution` is what its user should know about the latter. `wake` is the command that begins a
-    turn of an idle conversation with a text, where there is one.
+    turn of an idle conversation with a text, where there is one. `runs_commands`: its agents do.
     """
 
     client: str
@@ -65,6 +65,7 @@ class Harness:
     tool_use: Callable[[Call], str | None] = no_tool_use
     caution: str | None = None
     wake: Callable[[str, str], list[str]] | None = None
+    runs_commands: bool = False
 
 
 def text_of(source: Mapping[str, Any], key: str) -> str | None:

@@ -22,9 +22,9 @@ from actors.messages import (
     DetachAsked,
     DirectoryAsked,
     Disconnected,
-    LiveSessionsAsked,
     ReadinessChanged,
     Register,
+    RollAsked,
     Submit,
     SubscriptionsExpired,
     SweepLiveness,
@@ -143,8 +143,8 @@ class Desk:
 
     def live(self) -> list[str]:
         reply = FutureReply()
-        self.registrar.tell(LiveSessionsAsked(reply))
-        return [session.sender.display_name for session in reply.get(2.0)]
+        self.registrar.tell(RollAsked(reply))
+        return [session.sender.display_name for session in reply.get(2.0).sessions]
 
     def close(self) -> None:
         for route in self.routes.all():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from actors.base import FutureReply, start_actor, stop_actor
-from actors.messages import HealthAsked, LiveSession, LiveSessionsAsked
+from actors.messages import HealthAsked, HookHeard, LiveSession, Roll, RollAsked
 from actors.reporter import PATIENCE_S, ReportAsked, ReporterActor, Sources
 from actors.timer import Timer
 from agentbus.errors import UnavailableError
@@ -61,7 +61,8 @@ class Newsroom:
         session = LiveSession(
             self.sam.attachment, self.sam.sender, "c1", "argument", self.bus.clock.wall_us(), 42
         )
-        self.registrar.expect(LiveSessionsAsked).reply_to.set((session,))
+        heard = HookHeard("codex", "Stop", self.bus.clock.wall_us())
+        self.registrar.expect(RollAsked).reply_to.set(Roll((session,), (heard,)))
 
     def close(self) -> None:
         stop_actor(self.address, 5.0)
@@ -98,6 +99,7 @@ def test_a_status_names_everything_in_every_state(newsroom: Newsroom, state: str
     assert status["store"]["messages"] == 1
     assert status["actors"][0]["name"] == "ProbeActor"
     assert status["transport"] == {"connections": 1}
+    assert [(hook["application"], hook["event"]) for hook in status["hooks"]] == [("codex", "Stop")]
     (session,) = status["sessions"]
     assert session["display_name"] == "Sam"
     assert session["conversation"] == "c1"
@@ -129,7 +131,7 @@ def test_one_who_refuses_ends_the_wait_for_his_own_report_only(newsroom: Newsroo
     first, second = newsroom.ask(), newsroom.ask()
     newsroom.supervisor.expect(HealthAsked).reply_to.set_exception(UnavailableError("gone"))
     assert first.get(5.0)["state"] == "unknown"
-    newsroom.registrar.expect(LiveSessionsAsked)
+    newsroom.registrar.expect(RollAsked)
     newsroom.tell_health("ready")
     newsroom.tell_sessions()
     assert second.get(5.0)["state"] == "ready"

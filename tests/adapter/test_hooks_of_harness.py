@@ -106,3 +106,15 @@ def test_the_hidden_tool_is_not_listed_and_takes_anything(claude: AdapterProcess
     for arguments in ({}, {"event": 1}, {"event": "Stop", "session_id": "x" * 500}):
         assert claude.use("agentbus_hook", **arguments) == {}
     assert claude.use("whoami")["you"]
+
+
+def test_the_daemon_knows_which_hooks_speak(bus: ThrowAwayBus, claude: AdapterProcess) -> None:
+    claude.use("whoami")
+    hook(claude, "UserPromptSubmit", "spoken")
+
+    def heard() -> set[tuple[str, str]]:
+        with bus.client() as client:
+            hooks = client.request("status", {}, 10.0)["hooks"]
+        return {(one["application"], one["event"]) for one in hooks}
+
+    eventually(lambda: ("claude-code", "UserPromptSubmit") in heard())

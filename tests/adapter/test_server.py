@@ -156,7 +156,13 @@ def test_an_empty_wait_ends_in_time_and_the_third_one_gives_a_hint(adapters: Ada
     assert all(answer["messages"] == [] for answer in answers)
     assert all(answer["waited_seconds"] >= 0.05 for answer in answers)
     assert "hint" not in answers[1]
-    assert "hint" in answers[2]
+    assert "wait_seconds" in answers[2]["hint"]
+
+
+def test_the_hint_names_the_command_where_the_agent_can_run_one(adapters: Adapters) -> None:
+    adapter = adapters("Lonely", session="it's me", client_name="opencode")
+    *_, last = [adapter.use("receive", wait_seconds=0.05) for _ in range(3)]
+    assert "`agentbus wait --session 'it'\"'\"'s me'`" in last["hint"]
 
 
 def test_bad_arguments_and_unknown_tools_are_failed_results_with_a_code(
