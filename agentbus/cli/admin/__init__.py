@@ -20,6 +20,7 @@ Usage:
   agentbus-admin import FILE [--config PATH] [--json]
   agentbus-admin channels [--json]
   agentbus-admin sessions [--json]
+  agentbus-admin doctor [--config PATH] [--json]
   agentbus-admin demo [--keep]
   agentbus-admin install HARNESS [--agent NAME] [--config PATH] [--user | --project] [--dry-run]
                          [--json]
@@ -36,6 +37,7 @@ Commands:
   import     Read such a file into an empty bus, while no daemon runs.
   channels   The channels of the running bus.
   sessions   The sessions that are connected now.
+  doctor     Look at everything that has to be right, send a message through it, say what to do.
   demo       Two agents on a bus of their own, whose daemon is killed in the middle.
   install    Put the bus into the configuration of a harness: claude-code, codex, opencode, gemini;
              generic prints what to paste for any other client.
@@ -54,8 +56,8 @@ Options:
   -h --help       Show this.
   --version       Show the version.
 
-Exit codes: 0 done; 1 failed, or the demo did not prove something; 2 wrong usage or configuration;
-3 no daemon is running.
+Exit codes: 0 done; 1 failed, or the demo did not prove something, or the doctor found a failure;
+2 wrong usage or configuration; 3 no daemon is running.
 """
 
 
@@ -97,6 +99,10 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.admin.sessions import sessions
 
         return sessions(arguments)
+    if arguments["doctor"]:
+        from agentbus.cli.admin.doctor import doctor
+
+        return doctor(arguments)
     if arguments["install"]:
         from agentbus.cli.admin.install import install
 

@@ -6,16 +6,14 @@ be done by hand afterwards is said. Main thread.
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import Final
 
 from agentbus.adapter.binding import checked_name
 from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.output import print_json
+from agentbus.cli.program import own_program
 from agentbus.cli.text import for_terminal
-from agentbus.errors import NotFoundError
 from agentbus.harnesses.installing.entries import Target, entries_of, generic
 from agentbus.harnesses.installing.installation import (
     Change,
@@ -58,23 +56,10 @@ def _target(arguments: Arguments) -> Target:
     return Target(
         home=Path.home(),
         project=Path.cwd() if arguments["--project"] else None,
-        command=str(_own_command()),
+        command=str(own_program()),
         agent=None if agent is None else checked_name(agent, "--agent"),
         config_path=None if config_path is None else Path(config_path).absolute(),
     )
-
-
-def _own_command() -> Path:
-    """The `agentbus` beside this program, by its whole path: harnesses have a PATH of their own."""
-    beside = Path(sys.argv[0]).absolute().with_name("agentbus")
-    if beside.exists():
-        return beside
-    found = shutil.which("agentbus", path=str(Path(sys.executable).parent)) or shutil.which(
-        "agentbus"
-    )
-    if found is None:
-        raise NotFoundError("the command `agentbus` is not installed; install the package first")
-    return Path(found).absolute()
 
 
 def _finish(arguments: Arguments, changes: list[Change], *, installing: bool) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ SERVER: Final = "agentbus"
 
 STOP_HOOK_SECONDS: Final = 24 * 3600
 HOOK_SECONDS: Final = 10
+
+_OPTIONS: Final = ("--agent", "--config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,21 @@ def is_ours(value: Any) -> bool:
         hooks = value.get("hooks")
         return isinstance(hooks, list) and bool(hooks) and all(map(is_ours, hooks))
     return False
+
+
+def given_options(value: Any) -> tuple[str | None, Path | None]:
+    """The agent and the configuration file that a server entry of ours was installed with."""
+    command, arguments = value.get("command"), value.get("args", [])
+    words = [str(word) for word in (command if isinstance(command, list) else arguments)]
+    given = {option: word for option, word in pairwise(words) if option in _OPTIONS}
+    config = given.get("--config")
+    return given.get("--agent"), None if config is None else Path(config)
+
+
+def program_of(value: Any) -> str:
+    """What a server entry of ours starts."""
+    command = value["command"]
+    return str(command[0] if isinstance(command, list) else command)
 
 
 def _words(command: str) -> list[str]:

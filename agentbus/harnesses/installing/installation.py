@@ -13,7 +13,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from agentbus.errors import ValidationError
 from agentbus.harnesses.installing.entries import Element, FileEntries, Member, is_ours
@@ -71,6 +71,45 @@ def plan_install(files: list[FileEntries]) -> list[Change]:
 def plan_uninstall(files: list[FileEntries]) -> list[Change]:
     """What removing changes: our entries go, and what only they had brought with them."""
     return [_removal(file) for file in files]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an entry stands in its file. `value`: what is there in its place, None for nothing.
+
+    `place`: of an element, its index in its list.
+    """
+
+    path: Path
+    entry: Member | Element
+    state: Literal["missing", "current", "outdated", "foreign"]
+    value: object = None
+    place: int | None = None
+
+
+def examine(file: FileEntries) -> list[Standing]:
+    """How each entry stands: current is what installing would leave as it is.
+
+    Raises ValidationError for a file that cannot be read.
+    """
+    text = _read(file.path) or ""
+    return [_standing(text, file.path, entry) for entry in file.entries]
+
+
+def _standing(text: str, path: Path, entry: Member | Element) -> Standing:
+    place: int | None = None
+    if isinstance(entry, Member):
+        value = _member(text, path, entry)
+        if value is not None and not is_ours(value):
+            return Standing(path, entry, "foreign", value)
+    else:
+        elements = JsonText(text, str(path)).value(entry.path) or []
+        place = next((n for n, element in enumerate(elements) if is_ours(element)), None)
+        value = None if place is None else elements[place]
+    if value is None:
+        return Standing(path, entry, "missing")
+    is_current = _installed(text, FileEntries(path, (entry,))) == text
+    return Standing(path, entry, "current" if is_current else "outdated", value, place)
 
 
 def carry_out(changes: list[Change], *, installing: bool) -> None:
