@@ -24,6 +24,7 @@ EXITS = {
 RUN_ELSEWHERE = {
     "agentbus daemon": "tests/cli/test_daemon_commands.py",
     "agentbus-admin demo": "tests/cli/test_demo.py",
+    "agentbus-admin doctor": "tests/cli/test_doctor.py",
     "agentbus-admin export --output backup.jsonl": "tests/cli/test_export.py",
     "agentbus-admin import backup.jsonl": "tests/cli/test_export.py",
 }

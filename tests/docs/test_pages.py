@@ -12,6 +12,7 @@ import pytest
 from actors import front_door
 from agentbus.adapter.tools import TOOLS
 from agentbus.cli import admin, bus
+from agentbus.cli.doctoring.faults import FAULTS
 from agentbus.cli.entry import parse
 from agentbus.config import load_config
 from agentbus.encoding import decode_strict
@@ -73,6 +74,15 @@ def test_readme_has_exactly_the_two_commands_to_set_up() -> None:
     assert commands == [["make", "demo"], ["make", "test"]]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(f"\n{target}:" in makefile for _, target in commands)
+
+
+def test_operations_page_lists_every_fault_that_the_doctor_knows_with_its_advice() -> None:
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    section = text[text.index("\n## Doctor") :].split("\n## ")[1]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{fault.name}` | {fault.level} | {fault.meaning} | {fault.advice} |" for fault in FAULTS
+    ]
 
 
 def test_protocol_page_names_every_request_and_notification_of_a_client() -> None:
