@@ -29,7 +29,11 @@ from actors.cleanup_scheduler import CleanupSchedulerActor
 from actors.cleanup_scheduler import Outlets as CleanupOutlets
 from actors.front_door import Desks, FrontDoor
 from actors.inspections import InspectionDesk, InspectionStatistics
-from actors.messages import CheckRedis, Crashed, Detached, ReadinessChanged, StopAsked
+from actors.messages import (
+    CheckRedis,
+    Detached,
+    ReadinessChanged,
+)
 from actors.notices import notice_frame
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
@@ -38,6 +42,10 @@ from actors.registrar import RegistrarActor
 from actors.reporter import ReporterActor, Sources
 from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
+from actors.supervisor_messages import (
+    Crashed,
+    StopAsked,
+)
 from actors.timer import Timer
 from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
