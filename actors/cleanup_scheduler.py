@@ -29,7 +29,6 @@ from actors.cleanup_messages import (
     WatchCapacity,
 )
 from actors.messages import (
-    CatchUpFailed,
     CleanupMessage,
     LedgerMessage,
     ProjectorMessage,
@@ -37,10 +36,13 @@ from actors.messages import (
     RegistrarMessage,
     Submit,
     SubscriptionsExpired,
-    SupervisorMessage,
 )
 from actors.pool import PooledActor
 from actors.replies import TellReply
+from actors.supervisor_messages import (
+    CatchUpFailed,
+    SupervisorMessage,
+)
 from actors.timer import Timer, TimerHandle
 from agentbus.config import Config
 from agentbus.limits import KIB, PRUNE_ROWS

@@ -26,12 +26,16 @@ from actors.messages import (
     ReadinessChanged,
     Register,
     RegistrarMessage,
+)
+from actors.messages import (
+    Request as OperationRequest,
+)
+from actors.reporter import ReportAsked, ReporterMessage
+from actors.routes import Route, Routes, WaitReply
+from actors.supervisor_messages import (
     StopAsked,
     SupervisorMessage,
 )
-from actors.messages import Request as OperationRequest
-from actors.reporter import ReportAsked, ReporterMessage
-from actors.routes import Route, Routes, WaitReply
 from actors.wait_keeper import WaitAsked, WaitKeeperMessage
 from agentbus import __version__
 from agentbus.clock import Clock

@@ -21,7 +21,6 @@ from actors.cleanup_messages import (
 from actors.inspections import InspectionDesk, refusal
 from actors.messages import (
     CatchUp,
-    CatchUpProgressed,
     Committed,
     Fence,
     FillTextIndex,
@@ -35,6 +34,9 @@ from actors.messages import (
     Submit,
     SubscriptionsChanged,
     Unfence,
+)
+from actors.supervisor_messages import (
+    CatchUpProgressed,
 )
 from actors.waiting_room import WaitingRoom
 from agentbus.config import Config

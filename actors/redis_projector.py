@@ -28,23 +28,15 @@ from actors.cleanup_messages import (
 from actors.health import Work
 from actors.messages import (
     CatchUp,
-    CatchUpFailed,
-    CatchUpProgressed,
-    CaughtUp,
     CheckRedis,
     CleanupMessage,
     Committed,
-    Crashed,
     LedgerMessage,
     NoticePosted,
     Projected,
     ProjectionAdvanced,
-    ProjectionLost,
     ProjectorMessage,
-    RedisRefused,
-    RedisStarted,
     StartRedis,
-    SupervisorMessage,
 )
 from actors.projections import (
     ContentFact,
@@ -53,6 +45,16 @@ from actors.projections import (
     messages,
     messages_by_channel,
     projection_of,
+)
+from actors.supervisor_messages import (
+    CatchUpFailed,
+    CatchUpProgressed,
+    CaughtUp,
+    Crashed,
+    ProjectionLost,
+    RedisRefused,
+    RedisStarted,
+    SupervisorMessage,
 )
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence, SessionId

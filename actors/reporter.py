@@ -16,14 +16,16 @@ from typing import Any, Literal, TypeAlias, assert_never
 
 from actors.base import ActorStatistics, Address, BusActor, Reply
 from actors.messages import (
-    HealthAsked,
     LiveSession,
     RegistrarMessage,
     Roll,
     RollAsked,
-    SupervisorMessage,
 )
 from actors.replies import TellReply
+from actors.supervisor_messages import (
+    HealthAsked,
+    SupervisorMessage,
+)
 from actors.timer import Timer
 from agentbus import __version__
 from agentbus.clock import Clock

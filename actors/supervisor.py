@@ -19,28 +19,30 @@ from actors.cleanup_messages import (
 )
 from actors.health import Readiness, Work
 from actors.messages import (
-    CatchUpFailed,
-    CatchUpProgressed,
-    CaughtUp,
     CleanupMessage,
-    Crashed,
     Fence,
-    HealthAsked,
     LedgerMessage,
-    ProjectionLost,
     ProjectorMessage,
     ReadinessChanged,
-    RedisRefused,
-    RedisStarted,
     RegistrarMessage,
-    RetryCatchUp,
     SearchWith,
     StartRedis,
-    StopAsked,
-    SupervisorMessage,
     Unfence,
 )
 from actors.pool import PooledActor
+from actors.supervisor_messages import (
+    CatchUpFailed,
+    CatchUpProgressed,
+    CaughtUp,
+    Crashed,
+    HealthAsked,
+    ProjectionLost,
+    RedisRefused,
+    RedisStarted,
+    RetryCatchUp,
+    StopAsked,
+    SupervisorMessage,
+)
 from actors.timer import Timer
 from agentbus.clock import Clock
 from agentbus.envelope import rfc3339

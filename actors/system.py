@@ -29,7 +29,11 @@ from actors.cleanup_scheduler import CleanupSchedulerActor
 from actors.cleanup_scheduler import Outlets as CleanupOutlets
 from actors.front_door import Desks, FrontDoor
 from actors.inspections import InspectionDesk, InspectionStatistics
-from actors.messages import CheckRedis, Crashed, Detached, ReadinessChanged, StopAsked
+from actors.messages import (
+    CheckRedis,
+    Detached,
+    ReadinessChanged,
+)
 from actors.notices import notice_frame
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
@@ -38,12 +42,16 @@ from actors.registrar import RegistrarActor
 from actors.reporter import ReporterActor, Sources
 from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
+from actors.supervisor_messages import (
+    Crashed,
+    StopAsked,
+)
 from actors.timer import Timer
 from actors.wait_keeper import WaitKeeperActor
 from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
-from agentbus.errors import BusError
+from agentbus.errors import BusError, UnavailableError
 from agentbus.ids import BusId
 from agentbus.inspection import find_command
 from agentbus.limits import SHUTDOWN_GRACE_SECONDS
@@ -90,6 +98,8 @@ class System:
         self._failure: str | None = None
         self._refusal: BusError | DatabaseUnusable | None = None
         self._stops: list[StopAsked] = []
+        self._stops_are_answered = False
+        self._stops_turn = threading.Lock()  # asked on the supervisor's thread, answered on main
         self._routes = Routes()
         self._timer: Timer | None = None
         self._dispatcher: Dispatcher | None = None
@@ -295,8 +305,16 @@ class System:
             self._supervisor.tell(Crashed(actor, error))
 
     def _stop_asked(self, asked: StopAsked) -> None:
-        self._stops.append(asked)
-        self._ended.set()
+        with self._stops_turn:
+            if not self._stops_are_answered:
+                self._stops.append(asked)
+                self._ended.set()
+                return
+        if asked.reset:
+            late = "the daemon is ending already, so nothing was deleted; run agentbus reset again"
+            asked.reply_to.set_exception(UnavailableError(late))
+        else:
+            asked.reply_to.set({})
 
     def give_up(self, reason: str) -> None:
         """End, and say that it was not wanted: adapters then start a daemon again."""
@@ -327,8 +345,10 @@ class System:
         attachments = [route.address for route in self._routes.all()]
         for address in attachments:
             address.tell(Detached())  # they flush their reports to the ledger
-        clean &= _stop_in_turn([*attachments, *self._flow], deadline_s)
-        self._answer_stops()
+        clean &= _stop_in_turn(attachments, deadline_s)
+        ledger_has_ended = _stop_in_turn(self._flow[:1], deadline_s)
+        clean &= ledger_has_ended and _stop_in_turn(self._flow[1:], deadline_s)
+        self._answer_stops(ledger_has_ended)
         if self._desk is not None:
             self._desk.cancel()  # the ledger has answered whoever waited for a verdict
         clean &= _stop_in_turn([*self._inspectors(), *self._threaded], deadline_s)
@@ -343,15 +363,37 @@ class System:
             self._listener.close(min(1.0, _left_s(deadline_s)))
         return clean
 
-    def _answer_stops(self) -> None:
-        """The ledger is closed: reset the database if that was asked for, then answer."""
+    def _answer_stops(self, ledger_has_ended: bool) -> None:
+        """Reset the database if that was asked for, then answer; whoever asks later is too late."""
+        with self._stops_turn:
+            self._stops_are_answered = True
         answer: dict[str, Any] = {}
+        refusal: BusError | None = None
         if any(asked.reset for asked in self._stops):
-            answer["bus_id"] = reset_database(
-                database_path(self._config), self._config.sqlite_synchronous, self._clock.wall_us()
-            ).bus_id
+            try:
+                answer["bus_id"] = self._reset(ledger_has_ended)
+            except BusError as error:
+                refusal = error
+                _log.error("no reset: %s", error)
         for asked in self._stops:
-            asked.reply_to.set(answer)
+            if asked.reset and refusal is not None:
+                asked.reply_to.set_exception(refusal)
+            else:
+                asked.reply_to.set(answer)
+
+    def _reset(self, ledger_has_ended: bool) -> BusId:
+        """Raises a BusError; then nothing was deleted."""
+        if not ledger_has_ended:
+            # What it still commits would be a remainder of the old bus in the new one.
+            raise UnavailableError(
+                "the ledger did not end within the grace, so nothing was deleted; run agentbus "
+                "reset again when the daemon has gone"
+            )
+        path, synchronous = database_path(self._config), self._config.sqlite_synchronous
+        try:
+            return reset_database(path, synchronous, self._clock.wall_us()).bus_id
+        except DatabaseUnusable as error:
+            raise UnavailableError(f"nothing was deleted: {error}") from None
 
 
 def _stop_in_turn(addresses: list[Address[Any]], deadline_s: float) -> bool:

@@ -59,10 +59,10 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def ask(self, method: str) -> Any:
+    def ask(self, method: str, within_s: float = ANSWER_S) -> Any:
         """The answer to a request without parameters."""
         try:
-            return self._client.request(method, {}, ANSWER_S)
+            return self._client.request(method, {}, within_s)
         except NoAnswerError as error:
             raise UnavailableError(f"{error.message}; {_advice(self.pid)}") from None
 

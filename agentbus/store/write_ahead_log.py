@@ -52,6 +52,7 @@ class WriteAheadLog:
         self._connection = connection
         self._database = database
         self._path = database.with_name(f"{database.name}-wal")
+        self._committed_bytes = 0  # its size after the last commit: only commits make it grow
         self._tried_at_s: float | None = None  # None: the last try succeeded, or there was none
         self._next_try_bytes = EMPTY_BYTES
         self._next_wait_bytes = EMPTY_BYTES
@@ -68,7 +69,7 @@ class WriteAheadLog:
 
     def attend(self) -> None:
         """Empty the log if it is too large. Waits for readers of the daemon's, at most."""
-        size_bytes = self.size_bytes
+        size_bytes = self._committed_bytes = self.size_bytes
         if size_bytes < EMPTY_BYTES or not self._is_time_to_try(size_bytes):
             return
         patient = size_bytes >= self._next_wait_bytes
@@ -80,10 +81,10 @@ class WriteAheadLog:
 
     def is_full(self) -> bool:
         """Whether it is too large for another commit, after a try to empty it."""
-        if self.size_bytes < FULL_BYTES:
+        if self._committed_bytes < FULL_BYTES:
             return False
         self.attend()
-        return self.size_bytes >= FULL_BYTES
+        return self._committed_bytes >= FULL_BYTES
 
     def close(self) -> None:
         """Fold all of it into the database, whose last connection may not be ours."""
@@ -119,6 +120,7 @@ class WriteAheadLog:
         if self.obstacle is not None:
             _log.info("the write-ahead log of %d MiB is empty again", size_bytes // MIB)
         self._tried_at_s = self.obstacle = None
+        self._committed_bytes = 0
         self._next_try_bytes = self._next_wait_bytes = EMPTY_BYTES
 
     def _failed(self, size_bytes: int, patient: bool, obstacle: str) -> None:

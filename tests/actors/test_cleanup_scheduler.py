@@ -19,8 +19,15 @@ from actors.cleanup_messages import (
     RedisMeasured,
 )
 from actors.cleanup_scheduler import CleanupSchedulerActor, Outlets
-from actors.messages import CatchUpFailed, ReadinessChanged, Submit, SubscriptionsExpired
+from actors.messages import (
+    ReadinessChanged,
+    Submit,
+    SubscriptionsExpired,
+)
 from actors.pool import Dispatcher
+from actors.supervisor_messages import (
+    CatchUpFailed,
+)
 from actors.timer import Timer
 from agentbus.errors import UnavailableError
 from agentbus.ids import ChannelId, RecoveryEpoch, SessionId

@@ -21,21 +21,23 @@ from actors.channel import ChannelDirectory
 from actors.cleanup_messages import CapacityReached, MeasureRedis, RedisMeasured, WatchCapacity
 from actors.messages import (
     CatchUp,
-    CatchUpFailed,
-    CatchUpProgressed,
-    CaughtUp,
     CheckRedis,
     Committed,
     ProjectionAdvanced,
-    ProjectionLost,
-    RedisRefused,
-    RedisStarted,
     StartRedis,
     Wake,
     Watch,
 )
 from actors.pool import Dispatcher
 from actors.redis_projector import RedisProjectorActor
+from actors.supervisor_messages import (
+    CatchUpFailed,
+    CatchUpProgressed,
+    CaughtUp,
+    ProjectionLost,
+    RedisRefused,
+    RedisStarted,
+)
 from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence
 from agentbus.projection import keys
 from agentbus.projection.connection import connect

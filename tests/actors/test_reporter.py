@@ -9,8 +9,11 @@ from typing import Any, Literal
 import pytest
 
 from actors.base import FutureReply, start_actor, stop_actor
-from actors.messages import HealthAsked, HookHeard, LiveSession, Roll, RollAsked
+from actors.messages import HookHeard, LiveSession, Roll, RollAsked
 from actors.reporter import PATIENCE_S, ReportAsked, ReporterActor, Sources
+from actors.supervisor_messages import (
+    HealthAsked,
+)
 from actors.timer import Timer
 from agentbus.errors import UnavailableError
 from agentbus.limits import PROTOCOL_VERSION

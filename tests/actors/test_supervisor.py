@@ -9,20 +9,10 @@ import pytest
 
 from actors.base import FutureReply
 from actors.messages import (
-    CatchUpFailed,
-    CatchUpProgressed,
-    CaughtUp,
-    Crashed,
     Fence,
-    HealthAsked,
-    ProjectionLost,
     ReadinessChanged,
-    RedisRefused,
-    RedisStarted,
     SearchWith,
     StartRedis,
-    StopAsked,
-    SupervisorMessage,
     Unfence,
 )
 from actors.pool import Dispatcher
@@ -33,6 +23,18 @@ from actors.supervisor import (
     Outlets,
     SupervisorActor,
     Wiring,
+)
+from actors.supervisor_messages import (
+    CatchUpFailed,
+    CatchUpProgressed,
+    CaughtUp,
+    Crashed,
+    HealthAsked,
+    ProjectionLost,
+    RedisRefused,
+    RedisStarted,
+    StopAsked,
+    SupervisorMessage,
 )
 from actors.timer import Timer
 from agentbus.ids import RecoveryEpoch

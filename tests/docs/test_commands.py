@@ -9,6 +9,7 @@ import pytest
 from agentbus.cli.entry import EXIT_OK, EXIT_USAGE
 from tests.bus_fixture import ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin
+from tests.cli.test_install import SHOWN
 from tests.docs.documents import DOCUMENTS, blocks
 
 EXITS = {
@@ -27,6 +28,8 @@ RUN_ELSEWHERE = {
     "agentbus-admin doctor": "tests/cli/test_doctor.py",
     "agentbus-admin export --output backup.jsonl": "tests/cli/test_export.py",
     "agentbus-admin import backup.jsonl": "tests/cli/test_export.py",
+    "agentbus wait --timeout 600": "tests/cli/test_wait.py",
+    **dict.fromkeys(SHOWN, "tests/cli/test_install.py"),
 }
 
 

@@ -125,7 +125,8 @@ def test_where_nothing_was_nothing_is_left(target: Target, harness: str) -> None
     assert set(files_below(target.home)) == set(FILES[harness])
     uninstall(harness, target)
     assert files_below(target.home) == {}
-    uninstall(harness, target)
+    install(harness, target)
+    uninstall(harness, replace(target, agent=None, command="/another/agentbus"))
     assert files_below(target.home) == {}
 
 

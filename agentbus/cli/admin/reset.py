@@ -18,6 +18,9 @@ from agentbus.cli.text import for_terminal
 from agentbus.config import DATABASE_NAME, Config, load_config
 from agentbus.errors import UnavailableError, ValidationError
 
+RESET_S = 20.0
+"""The daemon stops in order first, which takes 5 s at most, then empties the database."""
+
 WHAT_IS_LOST = (
     "This deletes all messages, channels, agents, sessions, subscriptions and receipts for good.\n"
     "Configuration and logs stay. Connected sessions go on as new ones and are told."
@@ -38,7 +41,7 @@ def reset(arguments: Arguments) -> int:
             data_directory = daemon.data_directory(asked_path)
             if not _agreed(arguments, data_directory):
                 return EXIT_FAILURE
-            answer = daemon.ask("reset")
+            answer = daemon.ask("reset", RESET_S)
             daemon.wait_until_gone()
     if arguments["--json"]:
         print_json({"bus_id": answer["bus_id"], "daemon_stopped": daemon is not None})

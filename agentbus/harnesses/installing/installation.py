@@ -134,7 +134,9 @@ def _removal(file: FileEntries) -> Change:
     kept = _read(_backup(file.path))
     if _installed(kept or "", file, check=False) == before:
         return Change(file.path, before, kept)  # byte for byte as it was, or gone as it was
-    return Change(file.path, before, _removed(before, kept or "", file))
+    after = _removed(before, kept or "", file)
+    was_ours_alone = kept is None and "".join(after.split()) in ("", "{}")
+    return Change(file.path, before, None if was_ours_alone else after)
 
 
 def _installed(text: str, file: FileEntries, *, check: bool = True) -> str:
