@@ -26,6 +26,7 @@ import pytest
 
 from tests.bus_fixture import ROOT, ThrowAwayBus
 from tests.harness.fake_model import SERVER, FakeModel, Script
+from tests.harness.terminal import Terminal
 
 FINISH_WITHIN_S = 60.0
 
@@ -109,6 +110,7 @@ class CommandLine(ABC):
     folder: Path
     adapter: Adapter
     _running: list[Running] = field(default_factory=list)
+    _terminals: list[Terminal] = field(default_factory=list)
 
     @property
     def home(self) -> Path:
@@ -120,20 +122,11 @@ class CommandLine(ABC):
 
     def start(self, script: Script, *options: str) -> Running:
         """Give it the script as the only prompt of a conversation."""
-        self.home.mkdir(exist_ok=True)
-        self.work.mkdir(exist_ok=True)
-        self._configure()
+        self.prepare()
         process = subprocess.Popen(
             self._command(script.prompt, options),
             cwd=self.work,
-            env={
-                "HOME": str(self.home),
-                "PATH": os.environ["PATH"],
-                "LANG": "C.UTF-8",
-                "TERM": "xterm-256color",
-                "TMPDIR": str(self.folder),
-                **self._environment(),
-            },
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -143,10 +136,30 @@ class CommandLine(ABC):
         self._running.append(Running(process))
         return self._running[-1]
 
+    def prepare(self) -> None:
+        """The folders, and in them what it is configured with."""
+        self.home.mkdir(exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+        self._configure()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Everything that it is started with."""
+        return {
+            "HOME": str(self.home),
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "TERM": "xterm-256color",
+            "TMPDIR": str(self.folder),
+            **self._environment(),
+        }
+
     def run(self, script: Script, *options: str) -> Ended:
         return self.start(script, *options).finish()
 
     def close(self) -> None:
+        for terminal in self._terminals:
+            terminal.close()
         for running in self._running:
             running.close()
 
@@ -213,14 +226,28 @@ class Codex(CommandLine):
     without its tools.
     """
 
+    @property
+    def codex_home(self) -> Path:
+        return self.home / ".codex"
+
     def _configure(self) -> None:
         program, *arguments = self.adapter.command
         table = ", ".join(
             f"{key} = {_toml(text)}" for key, text in self.adapter.environment.items()
         )
-        folder = self.home / ".codex"
-        folder.mkdir(exist_ok=True)
-        (folder / "config.toml").write_text(f"""\
+        self.codex_home.mkdir(exist_ok=True)
+        (self.codex_home / "config.toml").write_text(f"""\
+{self._own_settings()}
+[mcp_servers.{SERVER}]
+command = {_toml(program)}
+args = [{", ".join(map(_toml, arguments))}]
+env = {{ {table} }}
+required = true
+""")
+
+    def _own_settings(self) -> str:
+        """What it needs without any server: a model, and no questions."""
+        return f"""\
 model = "fake-model"
 model_provider = "fake"
 approval_policy = "never"
@@ -240,20 +267,14 @@ stream_max_retries = 0
 
 [projects.{_toml(str(self.work))}]
 trust_level = "trusted"
-
-[mcp_servers.{SERVER}]
-command = {_toml(program)}
-args = [{", ".join(map(_toml, arguments))}]
-env = {{ {table} }}
-required = true
-""")
+"""
 
     def _environment(self) -> dict[str, str]:
-        return {"CODEX_HOME": str(self.home / ".codex"), "FAKE_OPENAI_KEY": "made-up-key-for-tests"}
+        return {"CODEX_HOME": str(self.codex_home), "FAKE_OPENAI_KEY": "made-up-key-for-tests"}
 
     def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:
-        executable = installed("node_modules/@openai/codex-*/vendor/*/bin/codex", "@openai/codex")
-        return [str(executable), "exec", "--json", "--skip-git-repo-check", *options, prompt]
+        command = [str(codex_executable()), "exec", "--json", "--skip-git-repo-check"]
+        return [*command, *options, prompt]
 
 
 def install(line: CommandLine, harness: str) -> None:
@@ -275,6 +296,10 @@ def install(line: CommandLine, harness: str) -> None:
 
 def claude_executable() -> Path:
     return installed("node_modules/@anthropic-ai/claude-code-*/claude", "@anthropic-ai/claude-code")
+
+
+def codex_executable() -> Path:
+    return installed("node_modules/@openai/codex-*/vendor/*/bin/codex", "@openai/codex")
 
 
 def installed(pattern: str, package: str) -> Path:

@@ -159,9 +159,12 @@ def codex(target: Target) -> list[FileEntries]:
     """`config.toml` and `hooks.json` in `~/.codex` or the project's `.codex`.
 
     `required`: Codex drops a server that takes longer than about a second to start, silently.
+    `env_vars`: it passes on next to nothing of its environment, and `codex queue`, which the server
+    runs, has to find the same home.
     """
     folder = (target.project or target.home) / ".codex"
-    server = Member(("mcp_servers", SERVER), {**_server(target), "required": True})
+    more = {"required": True, "env_vars": ["CODEX_HOME", "AGENTBUS_RUNTIME_DIR"]}
+    server = Member(("mcp_servers", SERVER), {**_server(target), **more})
     hooks = tuple(
         Element(
             ("hooks", event),
