@@ -38,6 +38,20 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
+def arguments_of(pid: int) -> list[str]:
+    """What the process was started with; nothing when there is none."""
+    if _HAS_PROC:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return []
+        return [os.fsdecode(word) for word in words]
+    listed = subprocess.run(
+        ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.split()  # it does not show where an argument with a space ends
+
+
 def end_group(pid: int, mark: str, grace_s: float) -> bool:
     """End the process that leads its group, politely first; whether it is gone afterwards.
 

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 
-from agentbus.processes import end_group, is_running, start_mark
+from agentbus.processes import arguments_of, end_group, is_running, start_mark
+from tests.eventually import eventually
 
 
 def test_a_running_process_keeps_its_mark_and_another_has_another() -> None:
@@ -22,6 +23,15 @@ def test_a_zombie_and_a_pid_of_nobody_have_no_mark() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert start_mark(child.pid) is None
     assert start_mark(child.pid) is None
+
+
+def test_a_process_shows_what_it_was_started_with_and_one_that_ended_nothing() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        # Until it has become that program it shows what started it.
+        eventually(lambda: arguments_of(child.pid)[:2] == ["sleep", "600"])
+        child.kill()
+        child.wait()
+        assert arguments_of(child.pid) == []
 
 
 def test_a_group_is_ended_by_force_when_it_does_not_listen() -> None:

@@ -203,22 +203,6 @@ class ClaudeCode(CommandLine):
         return [*command, *options, "--", prompt]
 
 
-class InstalledClaudeCode(ClaudeCode):
-    """Claude Code into whose user configuration `agentbus-admin install` has put the bus."""
-
-    def _configure(self) -> None:
-        if not (self.home / ".claude.json").exists():
-            install(self, "claude-code")
-
-    def _environment(self) -> dict[str, str]:
-        # Servers and hooks are given all that Claude Code itself was given.
-        return {**super()._environment(), **self.adapter.environment}
-
-    def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:
-        command = [str(claude_executable()), "-p", "--output-format", "json"]
-        return [*command, "--allowedTools", f"mcp__{SERVER},Agent", *options, "--", prompt]
-
-
 class Codex(CommandLine):
     """`codex exec`. Options: `resume ID`.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.harness.fake_model import (
     SERVER,
+    Answer,
     Call,
     Entry,
     Event,
@@ -37,7 +38,7 @@ class FakeAnthropic(FakeModel):
                         yield Result(block["tool_use_id"], text_of(block.get("content")))
             yield Prompt(text_of(content))
 
-    def events(self, body: dict[str, Any], call_id: str, answer: Call | str) -> Iterator[Event]:
+    def events(self, body: dict[str, Any], call_id: str, answer: Answer) -> Iterator[Event]:
         message = {
             "id": f"msg_{call_id}",
             "type": "message",
@@ -48,11 +49,12 @@ class FakeAnthropic(FakeModel):
             "stop_sequence": None,
             "usage": {"input_tokens": 10, "output_tokens": 5},
         }
-        if isinstance(answer, Call):
+        if not isinstance(answer, str):
+            of_bus = isinstance(answer, Call)
             block = {
                 "type": "tool_use",
                 "id": f"toolu_{call_id}",
-                "name": f"mcp__{SERVER}__{answer.tool}",
+                "name": f"mcp__{SERVER}__{answer.tool}" if of_bus else answer.tool,
                 "input": {},
             }
             delta = {"type": "input_json_delta", "partial_json": json.dumps(answer.arguments)}

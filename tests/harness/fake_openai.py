@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.harness.fake_model import (
     SERVER,
+    Answer,
     Call,
     Entry,
     Event,
@@ -38,7 +39,7 @@ class FakeOpenAI(FakeModel):
             elif kind == "message" and item["role"] == "user":
                 yield Prompt(text_of(item["content"]))
 
-    def events(self, body: dict[str, Any], call_id: str, answer: Call | str) -> Iterator[Event]:
+    def events(self, body: dict[str, Any], call_id: str, answer: Answer) -> Iterator[Event]:
         item: dict[str, Any]
         if isinstance(answer, Call):
             item = {

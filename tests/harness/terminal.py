@@ -29,7 +29,8 @@ from pathlib import Path
 SHOWN_WITHIN_S = 30.0
 _ROWS, _COLUMNS = 40, 140
 
-# The session leader takes the terminal on its stdin as the controlling one, then becomes the program.
+# The session leader takes the terminal on its stdin as the controlling one, then becomes the
+# program.
 _TAKE_TERMINAL = (
     "import fcntl, os, sys, termios;"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
@@ -102,6 +103,11 @@ class Terminal:
         self.type(line)
         self.wait_for(line, since)
         self.type("\r")
+
+    def hang_up(self) -> None:
+        """What the system does to all processes of a window that is closed."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGHUP)
 
     def wait_ended(self, within_s: float = SHOWN_WITHIN_S) -> int:
         return self.process.wait(within_s)
