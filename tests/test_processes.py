@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
-from agentbus.processes import arguments_of, end_group, is_running, start_mark
+from agentbus.processes import arguments_of, end_group, executable, is_running, start_mark
 from tests.eventually import eventually
 
 
@@ -44,3 +47,16 @@ def test_a_group_is_ended_by_force_when_it_does_not_listen() -> None:
         assert end_group(child.pid, mark, grace_s=0.05)
         assert child.wait() == -signal.SIGKILL
         assert end_group(child.pid, mark, grace_s=0.05)
+
+
+def test_the_program_of_a_process_is_told_while_both_are_there(tmp_path: Path) -> None:
+    sleep = Path(shutil.copy(shutil.which("sleep") or "", tmp_path / "sleeper"))
+    with subprocess.Popen([sleep, "60"]) as child:
+        try:
+            assert executable(child.pid) == sleep
+            sleep.unlink()
+            assert executable(child.pid) is None
+        finally:
+            child.kill()
+    assert executable(child.pid) is None
+    assert Path(sys.executable).resolve() == executable(os.getpid())
