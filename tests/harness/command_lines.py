@@ -138,7 +138,7 @@ class CommandLine(ABC):
 
     def prepare(self) -> None:
         """The folders, and in them what it is configured with."""
-        self.home.mkdir(exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
         self._configure()
 
@@ -297,16 +297,16 @@ def installed(pattern: str, package: str) -> Path:
 
 
 def _conversation(output: str) -> str:
-    """Claude prints one object at its end, Codex one per event."""
+    """Claude prints one object at its end, the others one per event."""
     for line in output.splitlines():
         try:
             said: Any = json.loads(line)
         except ValueError:
             continue
         if isinstance(said, dict):
-            conversation = said.get("session_id") or said.get("thread_id")
-            if conversation:
-                return str(conversation)
+            for key in ("session_id", "thread_id", "sessionID"):
+                if said.get(key):
+                    return str(said[key])
     raise AssertionError(f"named no conversation:\n{output}")
 
 

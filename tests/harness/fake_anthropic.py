@@ -23,6 +23,8 @@ from tests.harness.fake_model import (
 class FakeAnthropic(FakeModel):
     """Every answer is streamed with one content block."""
 
+    tool_prefix = f"mcp__{SERVER}__"
+
     def is_conversation(self, path: str, body: dict[str, Any]) -> bool:
         return path.startswith("/v1/messages") and "count_tokens" not in path
 
@@ -54,7 +56,7 @@ class FakeAnthropic(FakeModel):
             block = {
                 "type": "tool_use",
                 "id": f"toolu_{call_id}",
-                "name": f"mcp__{SERVER}__{answer.tool}" if of_bus else answer.tool,
+                "name": f"{self.tool_prefix}{answer.tool}" if of_bus else answer.tool,
                 "input": {},
             }
             delta = {"type": "input_json_delta", "partial_json": json.dumps(answer.arguments)}
@@ -70,3 +72,9 @@ class FakeAnthropic(FakeModel):
         stop = {"stop_reason": reason, "stop_sequence": None}
         yield {"type": "message_delta", "delta": stop, "usage": {"output_tokens": 5}}
         yield {"type": "message_stop"}
+
+
+class FakeAnthropicOfOpencode(FakeAnthropic):
+    """As opencode uses it."""
+
+    tool_prefix = f"{SERVER}_"

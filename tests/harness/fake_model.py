@@ -189,7 +189,7 @@ class FakeModel(ABC):
 
     @abstractmethod
     def events(self, body: dict[str, Any], call_id: str, answer: Answer) -> Iterable[Event]:
-        """One whole answer as the stream's events; `type` names each."""
+        """One whole answer as the stream's events; `type` names each where they have names."""
 
     def answer(self, body: dict[str, Any]) -> Iterable[Event]:
         if not body.get("tools"):  # for a title or a summary, not the conversation
@@ -263,7 +263,8 @@ def _handler(model: FakeModel) -> type[BaseHTTPRequestHandler]:
 
 def _encoded(events: Iterable[Event]) -> Iterator[bytes]:
     for event in events:
-        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        yield f"{name}data: {json.dumps(event)}\n\n".encode()
 
 
 def text_of(content: Any) -> str:

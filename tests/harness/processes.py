@@ -1,9 +1,12 @@
-"""Which adapters of a bus are running, as the operating system sees it."""
+"""Which adapters of a bus and which programs of a test are running, as the system sees it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.bus_fixture import ThrowAwayBus
@@ -54,6 +57,14 @@ def wait_no_adapter(bus: ThrowAwayBus, within_s: float = ADAPTER_GONE_WITHIN_S) 
     while running := adapters(bus):
         assert time.monotonic() < deadline_s, f"still there after {within_s:g} s: {running}"
         time.sleep(_POLL_S)
+
+
+def end_programs_below(folder: Path) -> None:
+    """End, at once, what runs a program that was put into this folder."""
+    for pid, command in _commands():
+        if command.startswith(f"{folder}/"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _commands() -> list[tuple[int, str]]:

@@ -53,7 +53,7 @@ def test_a_fork_is_a_new_session_and_a_resumed_conversation_the_old_one(
 def test_clear_begins_a_session_while_the_server_of_the_old_one_lingers(
     bus: ThrowAwayBus, codex: InstalledCodex
 ) -> None:
-    terminal = codex.terminal("--no-daemon")
+    terminal = codex.terminal()
     before = codex.model.script(Call("whoami"), "one is done")
     terminal.type_line(before.prompt)
     old = before.result(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from tests.harness.command_lines import Adapter
 from tests.harness.fake_model import Call
 from tests.harness.fake_openai import FakeOpenAI
 from tests.harness.installed_codex import InstalledCodex
+from tests.harness.terminal import Terminal
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(180)]
 
@@ -24,11 +25,15 @@ def codex(bus: ThrowAwayBus, short_folder: Path) -> Iterator[InstalledCodex]:
         codex.close()
 
 
-@pytest.mark.parametrize("options", [("--no-daemon",)], ids=["own process"])
+@pytest.mark.parametrize(
+    "open_window",
+    [InstalledCodex.terminal, InstalledCodex.terminal_with_daemon],
+    ids=["one process", "with its daemon"],
+)
 def test_an_idle_window_is_woken_once_by_each_message_and_by_nothing_else(
-    bus: ThrowAwayBus, codex: InstalledCodex, options: tuple[str, ...]
+    bus: ThrowAwayBus, codex: InstalledCodex, open_window: Callable[[InstalledCodex], Terminal]
 ) -> None:
-    terminal = codex.terminal(*options)
+    terminal = open_window(codex)
     # What follows words that end a turn is what the model does when it is woken.
     script = codex.model.script(
         *(Call("whoami"), "waiting"),
