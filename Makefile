@@ -1,7 +1,7 @@
 # Everything on a machine with Python >= 3.11 and make:
 #   make demo          install, then show two agents on a throw-away bus
 #   make test          ruff, mypy, pytest
-#   make test-harness  the real Claude Code and Codex command lines (needs node and npm)
+#   make test-harness  the real command lines of the harnesses (needs node and npm)
 #   make bench         short benchmarks
 #   make clean         remove what the above made inside this folder
 #
@@ -12,6 +12,8 @@ VENV := $(or $(AGENTBUS_VENV),.venv)
 HARNESS := .harness
 CLAUDE_CODE := @anthropic-ai/claude-code@2.1.332
 CODEX := @openai/codex@0.171.0
+OPENCODE := opencode-ai@1.18.33
+GEMINI := @google/gemini-cli@0.61.0
 
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
@@ -64,5 +66,5 @@ $(VENV)/.installed-test: $(METADATA) | $(VENV)/bin/python
 $(HARNESS)/.installed: Makefile
 	@command -v npm >/dev/null || { echo "npm not found: install Node.js with npm" >&2; exit 1; }
 	npm install --prefix $(HARNESS) --ignore-scripts --no-audit --no-fund --loglevel=error \
-		$(CLAUDE_CODE) $(CODEX)
+		$(CLAUDE_CODE) $(CODEX) $(OPENCODE) $(GEMINI)
 	@touch $@

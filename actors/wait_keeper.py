@@ -30,6 +30,9 @@ from agentbus.store.reader import Reader, SessionRow
 RETURN_S = 0.5
 """An adapter that lost its connection, or a session that is taken over, is back before that."""
 
+ABSENT_S = 5.0
+"""After a restart of the daemon a wait may be back before the adapter, which gets so long."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitAsked:
@@ -116,6 +119,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         self._watched: set[ChannelId] = set()
         self._woken_through: dict[SessionId, Sequence] = {}  # by waits for what is new
         self._attached: dict[SessionId, AttachmentOpened] = {}
+        self._seen: set[SessionId] = set()  # attached at some time since this daemon started
         self._store: Reader
 
     def on_start(self) -> None:
@@ -142,6 +146,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                     self._end_wait(waiting, "timeout")
             case AttachmentOpened(session_id):
                 self._attached[session_id] = message
+                self._seen.add(session_id)
             case AttachmentClosed(session_id):
                 self._closed(session_id)
             case ReturnDue(session_id, due_of):
@@ -203,6 +208,9 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                 self.address,
                 WaitDue(session.session_id, asked.reply_to),
             )
+            if session.session_id not in self._attached:
+                left = session.session_id in self._seen
+                self._end_unless_back(waiting, RETURN_S if left else ABSENT_S)
             self._look(waiting)
         except BusError as error:
             self._forget(waiting)
@@ -211,9 +219,13 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
     def _closed(self, session_id: SessionId) -> None:
         self._attached.pop(session_id, None)
         waiting = self._waiting.get(session_id)
-        if waiting is not None and waiting.wait.only_new:
-            due = ReturnDue(session_id, waiting.reply_to)
-            self._timer.deliver_after(RETURN_S, self.address, due)
+        if waiting is not None:
+            self._end_unless_back(waiting, RETURN_S)
+
+    def _end_unless_back(self, waiting: _Waiting, after_s: float) -> None:
+        if waiting.wait.only_new:
+            due = ReturnDue(waiting.session.session_id, waiting.reply_to)
+            self._timer.deliver_after(after_s, self.address, due)
 
     # --- waking ---
 

@@ -38,6 +38,35 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
+def arguments_of(pid: int) -> list[str]:
+    """What the process was started with; nothing when there is none."""
+    if _HAS_PROC:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return []
+        return [os.fsdecode(word) for word in words]
+    listed = subprocess.run(
+        ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.split()  # it does not show where an argument with a space ends
+
+
+def executable(pid: int) -> Path | None:
+    """The program that a process runs; None when that cannot be told, or it was replaced since."""
+    if _HAS_PROC:
+        try:
+            path = Path(os.readlink(f"/proc/{pid}/exe"))
+        except OSError:  # it has gone, or is another user's
+            return None
+    else:
+        listed = subprocess.run(
+            ["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        path = Path(listed.stdout.strip())
+    return path if path.is_absolute() and path.is_file() else None
+
+
 def end_group(pid: int, mark: str, grace_s: float) -> bool:
     """End the process that leads its group, politely first; whether it is gone afterwards.
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
-from agentbus.processes import end_group, is_running, start_mark
+from agentbus.processes import arguments_of, end_group, executable, is_running, start_mark
+from tests.eventually import eventually
 
 
 def test_a_running_process_keeps_its_mark_and_another_has_another() -> None:
@@ -24,6 +28,15 @@ def test_a_zombie_and_a_pid_of_nobody_have_no_mark() -> None:
     assert start_mark(child.pid) is None
 
 
+def test_a_process_shows_what_it_was_started_with_and_one_that_ended_nothing() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        # Until it has become that program it shows what started it.
+        eventually(lambda: arguments_of(child.pid)[:2] == ["sleep", "600"])
+        child.kill()
+        child.wait()
+        assert arguments_of(child.pid) == []
+
+
 def test_a_group_is_ended_by_force_when_it_does_not_listen() -> None:
     command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
@@ -34,3 +47,16 @@ def test_a_group_is_ended_by_force_when_it_does_not_listen() -> None:
         assert end_group(child.pid, mark, grace_s=0.05)
         assert child.wait() == -signal.SIGKILL
         assert end_group(child.pid, mark, grace_s=0.05)
+
+
+def test_the_program_of_a_process_is_told_while_both_are_there(tmp_path: Path) -> None:
+    sleep = Path(shutil.copy(shutil.which("sleep") or "", tmp_path / "sleeper"))
+    with subprocess.Popen([sleep, "60"]) as child:
+        try:
+            assert executable(child.pid) == sleep
+            sleep.unlink()
+            assert executable(child.pid) is None
+        finally:
+            child.kill()
+    assert executable(child.pid) is None
+    assert Path(sys.executable).resolve() == executable(os.getpid())

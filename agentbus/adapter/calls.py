@@ -135,7 +135,7 @@ class Calls:
         self._profile = profile
         self._binder = binder
         self._hook_reports = HookReports(link)
-        self._waker = Waker()
+        self._waker = Waker(profile.harness_pid)
         self._conversations: dict[SessionIdentity, Conversation] = {}
         self._windows: dict[Conversation, tuple[int, int]] = {}
         link.on_reconnected = self._reconnected

@@ -6,6 +6,9 @@ business of the Stop hook itself, so there is no loop. The words are fixed: neve
 peer wrote. Used in the thread of the event loop; the command is a process of its own that nobody
 waits for for long.
 
+The command is the program that the harness process itself runs, since that need not be on the PATH
+and another one there may be of another version; else what is found on the PATH.
+
 Also the words for an agent that asks again and again where it could be woken.
 """
 
@@ -19,8 +22,10 @@ from contextlib import suppress
 from typing import Final
 
 from agentbus.adapter.binding import Caller
+from agentbus.adapter.threads import in_thread
 from agentbus.harnesses import wake_command
 from agentbus.identity import SessionIdentity
+from agentbus.processes import executable
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +52,8 @@ def polling_hint(caller: Caller) -> str:
 class Waker:
     """Told by the calls of what happens to their conversations."""
 
-    def __init__(self) -> None:
+    def __init__(self, harness_pid: int | None) -> None:
+        self._harness_pid = harness_pid
         self._idle: set[SessionIdentity] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -65,11 +71,22 @@ class Waker:
             return
         self._idle.discard(identity)
         command = wake_command(identity.application, identity.conversation, WAKE_TEXT)
-        program = None if command is None else shutil.which(command[0])
-        if command is not None and program is not None:
-            task = asyncio.create_task(_run([program, *command[1:]]))
+        if command is not None:
+            task = asyncio.create_task(self._run(command))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, command: list[str]) -> None:
+        name, *arguments = command
+        program = await in_thread(lambda: self._program(name), discard=lambda found: None)
+        if program is None:
+            _log.warning("the conversation could not be woken: there is no %s", name)
+        else:
+            await _run([program, *arguments])
+
+    def _program(self, name: str) -> str | None:
+        own = None if self._harness_pid is None else executable(self._harness_pid)
+        return str(own) if own is not None and own.name == name else shutil.which(name)
 
 
 async def _run(command: list[str]) -> None:

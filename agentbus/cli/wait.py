@@ -17,8 +17,13 @@ from typing import Any, Final
 from agentbus.cli.entry import EXIT_OK, EXIT_USAGE, Arguments, complain
 from agentbus.encoding import decode_lenient, encode
 from agentbus.errors import BusError, NotFoundError, UnavailableError, ValidationError
-from agentbus.harnesses.hook_commands import conversation_of, harness_pid, wake_text
-from agentbus.processes import ancestors, is_running, start_mark
+from agentbus.harnesses.hook_commands import (
+    conversation_of,
+    ends_after_this_turn,
+    harness_pid,
+    wake_text,
+)
+from agentbus.processes import ancestors, arguments_of, is_running, start_mark
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client
 
@@ -46,7 +51,10 @@ def wait(arguments: Arguments) -> int:
     try:
         timeout_s = _seconds(arguments["--timeout"], HOOK_TIMEOUT_S if is_hook else TIMEOUT_S)
         question = _question(arguments, is_hook)
-        _end_with_harness()
+        harness = harness_pid("claude-code", os.environ, os.getppid())
+        if is_hook and ends_after_this_turn(os.environ, arguments_of(harness)):
+            return EXIT_OK
+        _end_with_harness(harness)
         answer = _Waiter(question, timeout_s).run()
     except ValidationError as error:
         if is_hook:
@@ -98,9 +106,8 @@ def _question(arguments: Arguments, is_hook: bool) -> dict[str, Any]:
     return {**question, "harness_pids": ancestors(os.getpid())}
 
 
-def _end_with_harness() -> None:
+def _end_with_harness(pid: int) -> None:
     """Exit when the harness process has gone: nobody could be woken any more."""
-    pid = harness_pid("claude-code", os.environ, os.getppid())
     mark = start_mark(pid)
 
     def watch() -> None:

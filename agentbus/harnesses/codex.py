@@ -17,6 +17,10 @@ _ROOMY_MODELS = ("gpt-5",)
 shown about 12,000, cut in the middle."""
 
 
+_ROLES = {"thread_spawn": "subagent"}
+"""Kinds of subagents whose names would mean nothing to anybody."""
+
+
 def _turn(call: Call) -> dict[str, Any]:
     turn = call.meta.get("x-codex-turn-metadata")
     if isinstance(turn, str):  # as the header of the same name has it
@@ -40,12 +44,13 @@ def _turn_metadata(call: Call) -> Evidence | None:
         return None
     if thread == root:
         return Evidence(root, "turn_metadata")
+    kind = text_of(turn, "subagent_kind")
     return Evidence(
         root,
         "turn_metadata",
         child=thread,
         parent_conversation=text_of(turn, "parent_thread_id") or root,
-        role=text_of(turn, "agent_role") or text_of(turn, "subagent_kind"),
+        role=text_of(turn, "agent_role") or (_ROLES.get(kind, kind) if kind else None),
     )
 
 

@@ -6,8 +6,9 @@ anything that an agent wrote but channel names. Pure; main thread of a command.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from agentbus.harnesses.evidence import text_of
@@ -56,6 +57,18 @@ def harness_pid(application: str, env: Mapping[str, str], parent_pid: int) -> in
     """The harness process that runs this hook: Claude Code names it, as a shell is in between."""
     given = env.get("CLAUDE_PID", "") if application == "claude-code" else ""
     return int(given) if given.isdecimal() else parent_pid
+
+
+def ends_after_this_turn(env: Mapping[str, str], arguments: Sequence[str]) -> bool:
+    """Whether nobody can prompt this Claude Code again. `arguments`: of its process.
+
+    With `-p` it is given its only prompt at the start, unless prompts are streamed to it. It would
+    stay for a hook that waits to wake it, and its answer would become that of the turn after.
+    """
+    if env.get("CLAUDE_CODE_ENTRYPOINT") != "sdk-cli":
+        return False
+    streamed = ("--input-format", "stream-json")
+    return "=".join(streamed) not in arguments and streamed not in pairwise(arguments)
 
 
 def wake_text(channels: list[Mapping[str, Any]]) -> str:

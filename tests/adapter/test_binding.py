@@ -35,7 +35,7 @@ def test_a_codex_child_is_bound_to_its_root_and_parent() -> None:
     meta = codex_meta("child", "root", parent_thread_id="parent", subagent_kind="thread_spawn")
     binding = Binder(None, {}).caller("codex-mcp-client", meta).binding
     assert binding.identity == SessionIdentity("codex", "root", "child")
-    assert (binding.parent_conversation, binding.role) == ("parent", "thread_spawn")
+    assert (binding.parent_conversation, binding.role) == ("parent", "subagent")
 
 
 def test_codex_metadata_may_be_only_in_the_turn_or_be_encoded() -> None:

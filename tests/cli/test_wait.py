@@ -89,15 +89,41 @@ def test_wait_prints_a_line_per_channel_and_moves_no_cursor(bus: ThrowAwayBus) -
 
 
 def test_the_hook_form_wakes_with_exit_2_and_one_line_without_content(bus: ThrowAwayBus) -> None:
-    bus.attach("Sam", conversation="h-1").close()
-    kim = bus.attach("Kim", conversation="h-2")
+    sam, kim = bus.attach("Sam", conversation="h-1"), bus.attach("Kim", conversation="h-2")
     with started(bus, "wait", "--hook", stdin={"session_id": "h-1"}) as process:
         eventually(lambda: waits(bus) == 1, what="the wait is known")
         kim.call("send", channel="general", content="secret words")
         code, out, err = end(process)
     assert (code, out) == (EXIT_WAKE, "")
     assert err == "Agentbus: 1 message waits on general; call receive.\n"
+    sam.close()
     kim.close()
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "options", "waits_on"),
+    [
+        ("sdk-cli", ["-p", "--", "hello"], False),
+        ("sdk-cli", ["-p", "--", "what is --input-format stream-json?"], False),
+        ("sdk-cli", ["-p", "--input-format", "stream-json"], True),
+        ("sdk-cli", ["-p", "--input-format=stream-json"], True),
+        ("cli", ["hello"], True),
+    ],
+)
+def test_the_hook_form_keeps_nobody_who_was_given_a_single_prompt(
+    bus: ThrowAwayBus, entrypoint: str, options: list[str], waits_on: bool
+) -> None:
+    sam = bus.attach("Sam", conversation="p-1")
+    claude = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *options])
+    env = {"CLAUDE_CODE_ENTRYPOINT": entrypoint, "CLAUDE_PID": str(claude.pid)}
+    with started(bus, "wait", "--hook", stdin={"session_id": "p-1"}, env=env) as process:
+        if waits_on:
+            eventually(lambda: waits(bus) == 1, what="the wait is known")
+            sam.close()
+        assert end(process) == (0, "", "")
+    claude.kill()
+    claude.wait()
+    sam.close()
 
 
 def test_wait_ends_by_time_by_replacement_and_with_its_harness(bus: ThrowAwayBus) -> None:

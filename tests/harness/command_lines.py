@@ -138,7 +138,7 @@ class CommandLine(ABC):
 
     def prepare(self) -> None:
         """The folders, and in them what it is configured with."""
-        self.home.mkdir(exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
         self._configure()
 
@@ -201,22 +201,6 @@ class ClaudeCode(CommandLine):
         command += ["--allowedTools", f"mcp__{SERVER}"]
         command += ["--mcp-config", str(self._mcp_config), "--strict-mcp-config"]
         return [*command, *options, "--", prompt]
-
-
-class InstalledClaudeCode(ClaudeCode):
-    """Claude Code into whose user configuration `agentbus-admin install` has put the bus."""
-
-    def _configure(self) -> None:
-        if not (self.home / ".claude.json").exists():
-            install(self, "claude-code")
-
-    def _environment(self) -> dict[str, str]:
-        # Servers and hooks are given all that Claude Code itself was given.
-        return {**super()._environment(), **self.adapter.environment}
-
-    def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:
-        command = [str(claude_executable()), "-p", "--output-format", "json"]
-        return [*command, "--allowedTools", f"mcp__{SERVER},Agent", *options, "--", prompt]
 
 
 class Codex(CommandLine):
@@ -313,16 +297,16 @@ def installed(pattern: str, package: str) -> Path:
 
 
 def _conversation(output: str) -> str:
-    """Claude prints one object at its end, Codex one per event."""
+    """Claude prints one object at its end, the others one per event."""
     for line in output.splitlines():
         try:
             said: Any = json.loads(line)
         except ValueError:
             continue
         if isinstance(said, dict):
-            conversation = said.get("session_id") or said.get("thread_id")
-            if conversation:
-                return str(conversation)
+            for key in ("session_id", "thread_id", "sessionID"):
+                if said.get(key):
+                    return str(said[key])
     raise AssertionError(f"named no conversation:\n{output}")
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus_fixture import ANSWER_WITHIN_S, ThrowAwayBus
+from tests.bus_fixture import ANSWER_WITHIN_S, BusSession, ThrowAwayBus
 from tests.harness.command_lines import Adapter, ClaudeCode, Codex
 from tests.harness.fake_anthropic import FakeAnthropic
 from tests.harness.fake_openai import FakeOpenAI
+from tests.harness.installed_claude import InstalledClaudeCode
 from tests.harness.network import loopback_only
 from tests.harness.processes import wait_no_adapter
 
@@ -48,12 +49,29 @@ def claude(bus: ThrowAwayBus, short_folder: Path) -> Iterator[ClaudeCode]:
 
 
 @pytest.fixture
+def installed_claude(bus: ThrowAwayBus, short_folder: Path) -> Iterator[InstalledClaudeCode]:
+    """Claude Code as the installer leaves it, as the agent Sam."""
+    with FakeAnthropic() as model:
+        claude = InstalledClaudeCode(model, short_folder, Adapter(bus, "Sam"))
+        yield claude
+        claude.close()
+
+
+@pytest.fixture
 def codex(bus: ThrowAwayBus, short_folder: Path) -> Iterator[Codex]:
     """Codex as the agent Kim."""
     with FakeOpenAI() as model:
         codex = Codex(model, short_folder, Adapter(bus, "Kim"))
         yield codex
         codex.close()
+
+
+@pytest.fixture
+def lee(bus: ThrowAwayBus) -> Iterator[BusSession]:
+    """A peer who is there before anybody else."""
+    bus.start()
+    with bus.attach("Lee") as lee:
+        yield lee
 
 
 def _stop(bus: ThrowAwayBus) -> None:

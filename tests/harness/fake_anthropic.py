@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.harness.fake_model import (
     SERVER,
+    Answer,
     Call,
     Entry,
     Event,
@@ -21,6 +22,8 @@ from tests.harness.fake_model import (
 
 class FakeAnthropic(FakeModel):
     """Every answer is streamed with one content block."""
+
+    tool_prefix = f"mcp__{SERVER}__"
 
     def is_conversation(self, path: str, body: dict[str, Any]) -> bool:
         return path.startswith("/v1/messages") and "count_tokens" not in path
@@ -37,7 +40,7 @@ class FakeAnthropic(FakeModel):
                         yield Result(block["tool_use_id"], text_of(block.get("content")))
             yield Prompt(text_of(content))
 
-    def events(self, body: dict[str, Any], call_id: str, answer: Call | str) -> Iterator[Event]:
+    def events(self, body: dict[str, Any], call_id: str, answer: Answer) -> Iterator[Event]:
         message = {
             "id": f"msg_{call_id}",
             "type": "message",
@@ -48,11 +51,12 @@ class FakeAnthropic(FakeModel):
             "stop_sequence": None,
             "usage": {"input_tokens": 10, "output_tokens": 5},
         }
-        if isinstance(answer, Call):
+        if not isinstance(answer, str):
+            of_bus = isinstance(answer, Call)
             block = {
                 "type": "tool_use",
                 "id": f"toolu_{call_id}",
-                "name": f"mcp__{SERVER}__{answer.tool}",
+                "name": f"{self.tool_prefix}{answer.tool}" if of_bus else answer.tool,
                 "input": {},
             }
             delta = {"type": "input_json_delta", "partial_json": json.dumps(answer.arguments)}
@@ -68,3 +72,9 @@ class FakeAnthropic(FakeModel):
         stop = {"stop_reason": reason, "stop_sequence": None}
         yield {"type": "message_delta", "delta": stop, "usage": {"output_tokens": 5}}
         yield {"type": "message_stop"}
+
+
+class FakeAnthropicOfOpencode(FakeAnthropic):
+    """As opencode uses it."""
+
+    tool_prefix = f"{SERVER}_"

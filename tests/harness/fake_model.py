@@ -49,6 +49,14 @@ class Call:
         object.__setattr__(self, "arguments", arguments)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnCall:
+    """One call of a tool of the command line itself, by the name that it has there."""
+
+    tool: str
+    arguments: dict[str, Any]
+
+
 class Script:
     """What a model does for one prompt, and the results it was shown."""
 
@@ -58,7 +66,24 @@ class Script:
         self._steps = steps
         self._changed = threading.Condition()
         self._results: dict[int, str] = {}
+        self._answers = 0
         self._failure: BaseException | None = None
+
+    @property
+    def steps(self) -> int:
+        return len(self._steps)
+
+    @property
+    def answers(self) -> int:
+        """How often the model was asked to go on with it; what follows the last step counts too."""
+        with self._changed:
+            return self._answers
+
+    def wait_answers(self, count: int, within_s: float = RESULT_WITHIN_S) -> None:
+        """Until it was asked so often."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._answers >= count, within_s):
+                raise AssertionError(f"{self._answers} answers within {within_s:g} s, not {count}")
 
     def result(self, step: int, within_s: float = RESULT_WITHIN_S) -> dict[str, Any]:
         """The structured result of that step's call, as the model was shown it."""
@@ -89,8 +114,11 @@ class Script:
             self._results.setdefault(step, text)
             self._changed.notify_all()
 
-    def answer(self, step: int) -> tuple[str, Call | str]:
+    def answer(self, step: int) -> tuple[str, Answer]:
         """The id and the content of the model's answer at that step."""
+        with self._changed:
+            self._answers = max(self._answers, step + 1)
+            self._changed.notify_all()
         chosen = self._steps[step] if step < len(self._steps) else END
         if callable(chosen):
             try:
@@ -103,8 +131,11 @@ class Script:
         return f"script{self._number}step{step}", chosen
 
 
-Step = Call | str | Callable[[Script], Call]
-"""A call of a tool, words that end the turn, or a call made of earlier results."""
+Answer = Call | OwnCall | str
+"""A call of a tool, or words that end the turn."""
+
+Step = Answer | Callable[[Script], Answer]
+"""An answer, or one made of earlier results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +188,8 @@ class FakeModel(ABC):
         """The conversation so far, in order."""
 
     @abstractmethod
-    def events(self, body: dict[str, Any], call_id: str, answer: Call | str) -> Iterable[Event]:
-        """One whole answer as the stream's events; `type` names each."""
+    def events(self, body: dict[str, Any], call_id: str, answer: Answer) -> Iterable[Event]:
+        """One whole answer as the stream's events; `type` names each where they have names."""
 
     def answer(self, body: dict[str, Any]) -> Iterable[Event]:
         if not body.get("tools"):  # for a title or a summary, not the conversation
@@ -169,7 +200,7 @@ class FakeModel(ABC):
                 self._scripts[int(named[1])].take(int(named[2]), entry.text)
         return self.events(body, *self._next(entries))
 
-    def _next(self, entries: list[Entry]) -> tuple[str, Call | str]:
+    def _next(self, entries: list[Entry]) -> tuple[str, Answer]:
         step = 0
         for entry in reversed(entries):
             if isinstance(entry, Turn):
@@ -232,7 +263,8 @@ def _handler(model: FakeModel) -> type[BaseHTTPRequestHandler]:
 
 def _encoded(events: Iterable[Event]) -> Iterator[bytes]:
     for event in events:
-        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        yield f"{name}data: {json.dumps(event)}\n\n".encode()
 
 
 def text_of(content: Any) -> str:

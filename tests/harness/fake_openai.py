@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.harness.fake_model import (
     SERVER,
+    Answer,
     Call,
     Entry,
     Event,
@@ -35,17 +36,19 @@ class FakeOpenAI(FakeModel):
                 yield Result(item["call_id"], text_of(item["output"]))
             elif kind == "function_call" or item.get("role") == "assistant":
                 yield Turn()
-            elif kind == "message" and item["role"] == "user":
+            elif kind in ("message", "agent_message") and item.get("role", "user") == "user":
                 yield Prompt(text_of(item["content"]))
 
-    def events(self, body: dict[str, Any], call_id: str, answer: Call | str) -> Iterator[Event]:
+    def events(self, body: dict[str, Any], call_id: str, answer: Answer) -> Iterator[Event]:
         item: dict[str, Any]
-        if isinstance(answer, Call):
+        if not isinstance(answer, str):
+            of_bus = isinstance(answer, Call)
+            namespace = f"mcp__{SERVER}" if of_bus else _namespace(body, answer.tool)
             item = {
                 "type": "function_call",
                 "id": f"fc_{call_id}",
                 "call_id": f"call_{call_id}",
-                "namespace": f"mcp__{SERVER}",
+                **({} if namespace is None else {"namespace": namespace}),
                 "name": answer.tool,
                 "arguments": json.dumps(answer.arguments),
                 "status": "completed",
@@ -79,3 +82,11 @@ class FakeOpenAI(FakeModel):
         yield {"type": "response.output_item.added", "output_index": 0, "item": begun}
         yield {"type": "response.output_item.done", "output_index": 0, "item": item}
         yield {"type": "response.completed", "response": done}
+
+
+def _namespace(body: dict[str, Any], tool: str) -> str | None:
+    """The one in which Codex declares this tool of its own, if any."""
+    for declared in body["tools"]:
+        if any(inner.get("name") == tool for inner in declared.get("tools", [])):
+            return str(declared["name"])
+    return None

@@ -6,21 +6,41 @@ Owns what it needs beside that: a scripted model, no network, no questions.
 from __future__ import annotations
 
 from tests.harness.command_lines import Codex, codex_executable, install
+from tests.harness.processes import end_programs_below
 from tests.harness.terminal import Terminal
 
 _BYPASS = "--dangerously-bypass-hook-trust"
+_TAKES_INPUT = "permissions: YOLO mode"
 
 
 class InstalledCodex(Codex):
     """`codex exec` and, in a terminal, `codex`. Its hooks are trusted without asking."""
 
     def terminal(self, *options: str) -> Terminal:
-        """Its window, as soon as it takes input."""
+        """Its window, as soon as it takes input. Its conversations run in the same process."""
+        return self._open([_BYPASS, "--no-daemon", *options])
+
+    def terminal_with_daemon(self) -> Terminal:
+        """As it is when nobody says otherwise: a daemon of Codex has the conversations.
+
+        There is none with the bypass, so here a person trusts the hooks.
+        """
+        terminal = self._open([], "2. Trust all and continue")
+        terminal.press_until("2", "\u203a 2. Trust all and continue")
+        terminal.type("\r")
+        terminal.wait_for(_TAKES_INPUT)
+        return terminal
+
+    def close(self) -> None:
+        super().close()
+        end_programs_below(self.codex_home)
+
+    def _open(self, options: list[str], shows: str = _TAKES_INPUT) -> Terminal:
         self.prepare()
-        command = [str(codex_executable()), _BYPASS, *options]
+        command = [str(codex_executable()), *options]
         terminal = Terminal(command, self.work, self.environment)
         self._terminals.append(terminal)
-        terminal.wait_for("permissions: YOLO mode")
+        terminal.wait_for(shows)
         return terminal
 
     def _configure(self) -> None:

@@ -1,9 +1,12 @@
-"""Which adapters of a bus are running, as the operating system sees it."""
+"""Which adapters of a bus and which programs of a test are running, as the system sees it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.bus_fixture import ThrowAwayBus
@@ -24,11 +27,44 @@ def adapters(bus: ThrowAwayBus) -> dict[int, str]:
     }
 
 
+def harness_processes(bus: ThrowAwayBus) -> dict[int, str]:
+    """What a harness has started of this bus and is still there: adapters, hooks, waits.
+
+    Where there is no /proc, adapters only.
+    """
+    return adapters(bus) | {
+        pid: command
+        for pid, command in _commands()
+        if _is_hook(command.split()) and str(bus.runtime.directory) in _environment(pid)
+    }
+
+
+def _is_hook(words: list[str]) -> bool:
+    return any(Path(word).name == "agentbus" for word in words) and bool(
+        {"hook", "wait"} & set(words)
+    )
+
+
+def _environment(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def wait_no_adapter(bus: ThrowAwayBus, within_s: float = ADAPTER_GONE_WITHIN_S) -> None:
     deadline_s = time.monotonic() + within_s
     while running := adapters(bus):
         assert time.monotonic() < deadline_s, f"still there after {within_s:g} s: {running}"
         time.sleep(_POLL_S)
+
+
+def end_programs_below(folder: Path) -> None:
+    """End, at once, what runs a program that was put into this folder."""
+    for pid, command in _commands():
+        if command.startswith(f"{folder}/"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _commands() -> list[tuple[int, str]]:

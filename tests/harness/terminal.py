@@ -27,9 +27,11 @@ from contextlib import suppress
 from pathlib import Path
 
 SHOWN_WITHIN_S = 30.0
+_KEY_TAKEN_WITHIN_S = 1.0
 _ROWS, _COLUMNS = 40, 140
 
-# The session leader takes the terminal on its stdin as the controlling one, then becomes the program.
+# The session leader takes the terminal on its stdin as the controlling one, then becomes the
+# program.
 _TAKE_TERMINAL = (
     "import fcntl, os, sys, termios;"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
@@ -102,6 +104,23 @@ class Terminal:
         self.type(line)
         self.wait_for(line, since)
         self.type("\r")
+
+    def hang_up(self) -> None:
+        """What the system does to all processes of a window that is closed."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGHUP)
+
+    def press_until(self, key: str, words: str, within_s: float = SHOWN_WITHIN_S) -> None:
+        """Press the key until the words are shown: a screen that is not ready yet loses keys."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            since = self.mark()
+            self.type(key)
+            try:
+                return self.wait_for(words, since, _KEY_TAKEN_WITHIN_S)
+            except AssertionError:
+                if time.monotonic() > deadline_s:
+                    raise
 
     def wait_ended(self, within_s: float = SHOWN_WITHIN_S) -> int:
         return self.process.wait(within_s)

@@ -9,9 +9,10 @@ import pytest
 
 from tests.bus_fixture import ThrowAwayBus
 from tests.harness.command_lines import Adapter
-from tests.harness.fake_model import Call
+from tests.harness.fake_model import Call, OwnCall
 from tests.harness.fake_openai import FakeOpenAI
 from tests.harness.installed_codex import InstalledCodex
+from tests.harness.processes import adapters
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(180)]
 
@@ -47,3 +48,45 @@ def test_a_fork_is_a_new_session_and_a_resumed_conversation_the_old_one(
     assert fork != first
     assert forked.result(0)["conversation"] == fork
     assert [row["channel"] for row in forked.result(0)["subscriptions"]] == ["general"]
+
+
+def test_clear_begins_a_session_while_the_server_of_the_old_one_lingers(
+    bus: ThrowAwayBus, codex: InstalledCodex
+) -> None:
+    terminal = codex.terminal()
+    before = codex.model.script(Call("whoami"), "one is done")
+    terminal.type_line(before.prompt)
+    old = before.result(0)
+    terminal.wait_for("Worked for")
+    assert len(adapters(bus)) == 1
+
+    cleared = terminal.mark()
+    terminal.type_line("/clear")
+    terminal.wait_for("permissions: YOLO mode", cleared)
+    after = codex.model.script(Call("whoami"), "two is done")
+    terminal.type_line(after.prompt)
+    new = after.result(0)
+    assert new["conversation"] != old["conversation"]
+    assert new["session_id"] != old["session_id"]
+    assert new["identity_source"] == "turn_metadata"
+    assert len(adapters(bus)) == 2  # Codex keeps the old thread, and so its server
+
+
+def test_a_subagent_is_a_child_of_its_root_thread_and_has_a_name_of_its_own(
+    codex: InstalledCodex,
+) -> None:
+    child = codex.model.script(Call("whoami"), "child is done")
+    parent = codex.model.script(
+        Call("whoami"),
+        OwnCall("spawn_agent", {"message": child.prompt}),
+        lambda script: child.result(0) and Call("whoami"),
+        "done",
+    )
+    conversation = codex.run(parent).conversation
+    root, sub = parent.result(0), child.result(0)
+    assert (root["conversation"], root.get("child")) == (conversation, None)
+    assert sub["conversation"] == conversation
+    assert sub["child"] not in (None, conversation)
+    assert sub["session_id"] != root["session_id"]
+    assert sub["display_name"] == "Kim-subagent"
+    assert sub["identity_source"] == "turn_metadata"

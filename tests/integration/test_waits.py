@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.wait_keeper import RETURN_S
+from actors.wait_keeper import ABSENT_S, RETURN_S
 from agentbus.errors import BusError
 from agentbus.limits import PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import Notification
@@ -215,3 +215,33 @@ def test_a_wait_that_begins_a_turn_ends_with_its_attachment(bus: InProcessBus) -
             "display_name": "Sam",
             "channels": [],
         }
+
+
+def test_a_wait_that_begins_a_turn_ends_when_it_comes_after_its_attachment(
+    bus: InProcessBus,
+) -> None:
+    bus.attach("Sam", "sam-1").close()
+    with waiting(bus, conversation="sam-1", only_new=True) as turn:
+        eventually(lambda: waits(bus) == 1, what="the wait is known")
+
+        def is_over() -> bool:
+            bus.clock.advance(RETURN_S)
+            return turn.done()
+
+        eventually(is_over, what="the wait is over")
+        assert turn.result()["outcome"] == "ended"
+
+
+def test_a_wait_that_begins_a_turn_gives_the_adapter_time_after_a_restart(
+    bus: InProcessBus,
+) -> None:
+    bus.attach("Sam", "sam-1")
+    assert bus.system.stop()
+    bus.start()
+    with waiting(bus, conversation="sam-1", only_new=True) as turn:
+        eventually(lambda: waits(bus) == 1, what="the wait is known")
+        bus.clock.advance(ABSENT_S - 1)
+        bus.attach("Sam", "sam-1")
+        bus.clock.advance(ABSENT_S)
+        bus.attach("Kim", "kim-1").call("send", channel="general", content="hello")
+        assert turn.result(WITHIN_S)["outcome"] == "woken"

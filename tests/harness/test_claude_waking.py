@@ -1,0 +1,112 @@
+"""An idle Claude Code, as installed, begins a turn when a message comes, and only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.eventually import eventually
+from tests.harness.fake_model import Call
+from tests.harness.installed_claude import InstalledClaudeCode
+from tests.harness.processes import harness_processes, wait_no_adapter
+
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(120)]
+
+WITHIN_S = 20.0
+
+
+@pytest.fixture
+def claude(installed_claude: InstalledClaudeCode) -> InstalledClaudeCode:
+    return installed_claude
+
+
+def wait_idle(bus: ThrowAwayBus) -> None:
+    """Until the hook of the stop has looked, found nothing new, and waits."""
+
+    def waiting() -> bool:
+        return bool(bus.client().request("status", {}, WITHIN_S)["waits"]["waiting"])
+
+    eventually(waiting, WITHIN_S, what="the hook waits")
+
+
+def contents(received: dict[str, Any]) -> list[str]:
+    return [message["content"] for message in received["messages"]]
+
+
+def test_an_idle_conversation_is_woken_once_for_each_message(
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+) -> None:
+    streamed = claude.converse()
+    script = claude.model.script(
+        Call("send", channel="general", content="my own wakes nobody, me least of all"),
+        "idle",
+        Call("receive"),
+        "idle again",
+        "ignored",  # it stops without a look at what it was woken for
+        Call("receive"),
+        "idle at last",
+    )
+    streamed.turn(script.prompt)
+    wait_idle(bus)
+    assert script.answers == 2
+
+    lee.call("send", channel="general", content="one")
+    script.wait_answers(4)
+    assert contents(script.result(2)) == ["one"]
+    wait_idle(bus)
+
+    lee.call("send", channel="general", content="two")
+    script.wait_answers(5)
+    wait_idle(bus)  # it is not woken for the same message again
+    assert script.answers == 5
+
+    lee.call("send", channel="general", content="three")
+    script.wait_answers(7)
+    assert contents(script.result(5)) == ["two", "three"]
+    wait_idle(bus)
+    assert streamed.end() == 0
+    assert script.answers == 7
+    wait_no_adapter(bus)
+    eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
+
+
+def test_an_idle_window_is_woken(
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+) -> None:
+    window = claude.terminal()
+    script = claude.model.script(Call("whoami"), "idle", Call("receive"), "idle again")
+    window.type_line(script.prompt)
+    script.wait_answers(2)
+    wait_idle(bus)
+
+    lee.call("send", channel="general", content="one")
+    script.wait_answers(4)
+    assert contents(script.result(2)) == ["one"]
+    window.wait_for("Stop hook feedback")
+    wait_idle(bus)
+    window.hang_up()
+    window.wait_ended()
+    wait_no_adapter(bus)
+    eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
+    assert script.answers == 4
+
+
+def test_a_single_prompt_is_answered_without_waiting_for_messages(
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+) -> None:
+    lee.call("send", channel="general", content="before it came")
+    script = claude.model.script(
+        Call("whoami"), lambda _: _sent(lee), "the answer", "of a turn too many"
+    )
+    ended = claude.run(script)
+    assert '"result":"the answer"' in ended.output
+    assert script.answers == 3
+    wait_no_adapter(bus)
+    eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
+
+
+def _sent(lee: BusSession) -> Call:
+    lee.call("send", channel="general", content="it does not look at this")
+    return Call("list_channels")
