@@ -1,0 +1,81 @@
+"""However Claude Code ends, as installed, nothing of what it has started stays.
+
+`AGENTBUS_HARNESS_CYCLES` is how many starts and ends all ways together get; see docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.eventually import eventually
+from tests.harness.fake_model import Call
+from tests.harness.installed_claude import InstalledClaudeCode, Streamed
+from tests.harness.processes import harness_processes
+
+CYCLES = int(os.environ.get("AGENTBUS_HARNESS_CYCLES") or 6)
+CYCLE_S = 60
+WITHIN_S = 10.0
+
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(120 + CYCLES * CYCLE_S)]
+
+
+def _closed(streamed: Streamed) -> None:
+    assert streamed.end() == 0
+
+
+def _signalled(number: signal.Signals, *, group: bool = False) -> Callable[[Streamed], None]:
+    def end(streamed: Streamed) -> None:
+        send = os.killpg if group else os.kill
+        send(streamed.process.pid, number)
+        streamed.process.wait(WITHIN_S)
+
+    return end
+
+
+WAYS = {
+    "no further prompt": _closed,
+    "asked to end": _signalled(signal.SIGTERM),
+    "terminal gone": _signalled(signal.SIGHUP, group=True),
+    "interrupted": _signalled(signal.SIGINT, group=True),
+    "killed": _signalled(signal.SIGKILL),
+}
+
+
+def _nothing_left(bus: ThrowAwayBus) -> None:
+    eventually(lambda: not harness_processes(bus), WITHIN_S, what="no process is left")
+    with bus.client() as client:
+        status = client.request("status", {}, WITHIN_S)
+        live = client.request("sessions", {}, WITHIN_S)["sessions"]
+    assert status["waits"]["waiting"] == 0
+    assert [one["display_name"] for one in live] == ["Lee"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_idle_conversation_leaves_nothing(
+    bus: ThrowAwayBus, installed_claude: InstalledClaudeCode, lee: BusSession, way: str
+) -> None:
+    def waiting() -> bool:
+        with bus.client() as client:
+            return bool(client.request("status", {}, WITHIN_S)["waits"]["waiting"])
+
+    for _ in range(-(-CYCLES // (len(WAYS) + 1))):
+        streamed = installed_claude.converse()
+        script = installed_claude.model.script(Call("whoami"), "idle")
+        streamed.turn(script.prompt)
+        eventually(waiting, WITHIN_S, what="the hook waits")
+        WAYS[way](streamed)
+        _nothing_left(bus)
+        streamed.close()
+
+
+def test_a_single_prompt_leaves_nothing(
+    bus: ThrowAwayBus, installed_claude: InstalledClaudeCode, lee: BusSession
+) -> None:
+    for _ in range(-(-CYCLES // (len(WAYS) + 1))):
+        installed_claude.run(installed_claude.model.script(Call("whoami"), "done"))
+        _nothing_left(bus)
