@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus_fixture import ANSWER_WITHIN_S, BusSession, ThrowAwayBus
+from tests.bus_fixture import ANSWER_WITHIN_S, ThrowAwayBus
 from tests.harness.command_lines import Adapter, ClaudeCode, Codex
 from tests.harness.fake_anthropic import FakeAnthropic
 from tests.harness.fake_openai import FakeOpenAI
 from tests.harness.installed_claude import InstalledClaudeCode
 from tests.harness.network import loopback_only
+from tests.harness.peer import Peer
 from tests.harness.processes import wait_no_adapter
 
 _POLL_S = 0.02
@@ -67,11 +68,10 @@ def codex(bus: ThrowAwayBus, short_folder: Path) -> Iterator[Codex]:
 
 
 @pytest.fixture
-def lee(bus: ThrowAwayBus) -> Iterator[BusSession]:
-    """A peer who is there before anybody else."""
+def lee(bus: ThrowAwayBus) -> Peer:
+    """A peer of theirs; the daemon runs before anybody came."""
     bus.start()
-    with bus.attach("Lee") as lee:
-        yield lee
+    return Peer(bus, "Lee")
 
 
 def _stop(bus: ThrowAwayBus) -> None:

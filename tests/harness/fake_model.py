@@ -67,11 +67,18 @@ class Script:
         self._changed = threading.Condition()
         self._results: dict[int, str] = {}
         self._answers = 0
+        self._context = ""
         self._failure: BaseException | None = None
 
     @property
     def steps(self) -> int:
         return len(self._steps)
+
+    @property
+    def context(self) -> str:
+        """All that the model was told when it was asked last, the results of tools apart."""
+        with self._changed:
+            return self._context
 
     @property
     def answers(self) -> int:
@@ -114,9 +121,10 @@ class Script:
             self._results.setdefault(step, text)
             self._changed.notify_all()
 
-    def answer(self, step: int) -> tuple[str, Answer]:
+    def answer(self, step: int, context: str) -> tuple[str, Answer]:
         """The id and the content of the model's answer at that step."""
         with self._changed:
+            self._context = context
             self._answers = max(self._answers, step + 1)
             self._changed.notify_all()
         chosen = self._steps[step] if step < len(self._steps) else END
@@ -206,7 +214,8 @@ class FakeModel(ABC):
             if isinstance(entry, Turn):
                 step += 1
             elif isinstance(entry, Prompt) and (named := _SCRIPT_NAME.search(entry.text)):
-                return self._scripts[int(named[1])].answer(step)
+                context = "\n".join(told.text for told in entries if isinstance(told, Prompt))
+                return self._scripts[int(named[1])].answer(step, context)
         return "unscripted", END
 
     def __enter__(self) -> FakeModel:

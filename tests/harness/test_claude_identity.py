@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
 from tests.harness.fake_model import Call, Script
 from tests.harness.installed_claude import InstalledClaudeCode
+from tests.harness.peer import Peer
 from tests.harness.processes import adapters
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(120)]
@@ -30,7 +31,7 @@ def claude(installed_claude: InstalledClaudeCode) -> InstalledClaudeCode:
 
 
 @pytest.fixture(autouse=True)
-def work(lee: BusSession) -> None:
+def work(lee: Peer) -> None:
     """A channel that nobody has subscribed."""
     lee.call("create_channel", name="work", kind="ordinary")
 
@@ -62,28 +63,34 @@ def received(looked: Script) -> list[str]:
 
 
 def names(bus: ThrowAwayBus) -> list[str]:
-    """Who is attached, Lee apart."""
-    live = bus.client().request("sessions", {}, 10.0)["sessions"]
-    return sorted(one["display_name"] for one in live if one["display_name"] != "Lee")
+    """Who is attached, peers apart."""
+    with bus.client() as client:
+        live = client.request("sessions", {}, 10.0)["sessions"]
+    return sorted(name for one in live if not (name := one["display_name"]).startswith("Lee"))
 
 
 def test_fresh_resumed_continued_and_forked_conversations(
-    claude: InstalledClaudeCode, lee: BusSession
+    claude: InstalledClaudeCode, lee: Peer
 ) -> None:
     first = str(uuid.uuid4())
     fresh = begin(claude)
     assert claude.run(fresh, "--session-id", first).conversation == first
     assert_is(fresh.result(1), first)
 
+    told = []
     for options in (["--resume", first], ["--continue"]):
-        lee.call("send", channel="work", content=options[0])
+        lee.send("work", options[0])
         again = look(claude)
         claude.run(again, *options)
         assert_is(again.result(0), first)
         assert channels(again.result(0)) == ["general", "work"]
         assert received(again) == [options[0]]
+        told.append(again.context)
+    # The hook at the start says nothing where the daemon takes longer than it may.
+    assert any("You are Sam there." in context for context in told)
+    assert any("1 message waits on work; call receive." in context for context in told)
 
-    lee.call("send", channel="work", content="for the first only")
+    lee.send("work", "for the first only")
     forked = look(claude)
     fork = claude.run(forked, "--resume", first, "--fork-session").conversation
     assert fork != first
@@ -93,7 +100,7 @@ def test_fresh_resumed_continued_and_forked_conversations(
 
 
 def test_a_cleared_conversation_is_a_new_session_and_the_old_one_can_be_resumed(
-    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
 ) -> None:
     streamed = claude.converse()
     begun = begin(claude)
@@ -102,10 +109,10 @@ def test_a_cleared_conversation_is_a_new_session_and_the_old_one_can_be_resumed(
     assert_is(begun.result(1), before)
     [adapter] = adapters(bus)
 
-    lee.call("send", channel="general", content="before the end")
+    lee.send("general", "before the end")
     streamed.turn("/clear")
     eventually(lambda: names(bus) == [], GONE_WITHIN_S, what="its end has closed the attachment")
-    lee.call("send", channel="work", content="meanwhile")
+    lee.send("work", "meanwhile")
 
     cleared = look(claude)
     streamed.turn(cleared.prompt)
@@ -125,7 +132,7 @@ def test_a_cleared_conversation_is_a_new_session_and_the_old_one_can_be_resumed(
 
 
 def test_a_window_is_cleared_resumed_and_compacted(
-    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
 ) -> None:
     window = claude.terminal()
 
@@ -140,7 +147,7 @@ def test_a_window_is_cleared_resumed_and_compacted(
 
     window.type_line("/clear")
     eventually(lambda: names(bus) == [], GONE_WITHIN_S, what="its end has closed the attachment")
-    lee.call("send", channel="work", content="one")
+    lee.send("work", "one")
     cleared = look(claude)
     run(cleared)
     assert cleared.result(0)["conversation"] != before
@@ -159,7 +166,7 @@ def test_a_window_is_cleared_resumed_and_compacted(
     mark = window.mark()
     window.type_line("/compact")
     window.wait_for("Compacted", mark)
-    lee.call("send", channel="work", content="two")
+    lee.send("work", "two")
     compacted = look(claude)
     run(compacted)
     assert_is(compacted.result(0), before)
@@ -171,7 +178,7 @@ def test_a_window_is_cleared_resumed_and_compacted(
 
 
 def test_an_adapter_that_crashed_is_started_again_as_whom_it_was(
-    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
 ) -> None:
     streamed = claude.converse()
     begun = begin(claude)
@@ -184,7 +191,7 @@ def test_an_adapter_that_crashed_is_started_again_as_whom_it_was(
     [crashed] = adapters(bus)
     os.kill(crashed, signal.SIGKILL)
     eventually(lambda: names(bus) == [], GONE_WITHIN_S, what="the daemon has noticed")
-    lee.call("send", channel="work", content="meanwhile")
+    lee.send("work", "meanwhile")
 
     looked = look(claude)
     streamed.turn(looked.prompt)
@@ -196,7 +203,7 @@ def test_an_adapter_that_crashed_is_started_again_as_whom_it_was(
 
 
 def test_a_parent_and_two_children_in_the_background_are_three(
-    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
 ) -> None:
     children = [
         claude.model.script(
@@ -230,7 +237,7 @@ def test_a_parent_and_two_children_in_the_background_are_three(
     assert names(bus) == sorted(one["you"] for one in (sam, *family))
 
     # All three wait at the same time, and each is given the message once.
-    lee.call("send", channel="general", content="to all")
+    lee.send("general", "to all")
     for script, step in ((parent, 3), (children[0], 1), (children[1], 1)):
         first, *_ = script.result(step)["messages"]
         assert first["content"] == "to all"

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
 from tests.harness.fake_model import Call
 from tests.harness.installed_claude import InstalledClaudeCode
+from tests.harness.peer import Peer
 from tests.harness.processes import harness_processes, wait_no_adapter
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(120)]
@@ -26,7 +27,8 @@ def wait_idle(bus: ThrowAwayBus) -> None:
     """Until the hook of the stop has looked, found nothing new, and waits."""
 
     def waiting() -> bool:
-        return bool(bus.client().request("status", {}, WITHIN_S)["waits"]["waiting"])
+        with bus.client() as client:
+            return bool(client.request("status", {}, WITHIN_S)["waits"]["waiting"])
 
     eventually(waiting, WITHIN_S, what="the hook waits")
 
@@ -36,7 +38,7 @@ def contents(received: dict[str, Any]) -> list[str]:
 
 
 def test_an_idle_conversation_is_woken_once_for_each_message(
-    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
 ) -> None:
     streamed = claude.converse()
     script = claude.model.script(
@@ -52,17 +54,18 @@ def test_an_idle_conversation_is_woken_once_for_each_message(
     wait_idle(bus)
     assert script.answers == 2
 
-    lee.call("send", channel="general", content="one")
+    lee.send("general", "one")
     script.wait_answers(4)
     assert contents(script.result(2)) == ["one"]
+    assert "Agentbus: 1 message waits on general; call receive." in script.context
     wait_idle(bus)
 
-    lee.call("send", channel="general", content="two")
+    lee.send("general", "two")
     script.wait_answers(5)
     wait_idle(bus)  # it is not woken for the same message again
     assert script.answers == 5
 
-    lee.call("send", channel="general", content="three")
+    lee.send("general", "three")
     script.wait_answers(7)
     assert contents(script.result(5)) == ["two", "three"]
     wait_idle(bus)
@@ -72,16 +75,14 @@ def test_an_idle_conversation_is_woken_once_for_each_message(
     eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
 
 
-def test_an_idle_window_is_woken(
-    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
-) -> None:
+def test_an_idle_window_is_woken(bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer) -> None:
     window = claude.terminal()
     script = claude.model.script(Call("whoami"), "idle", Call("receive"), "idle again")
     window.type_line(script.prompt)
     script.wait_answers(2)
     wait_idle(bus)
 
-    lee.call("send", channel="general", content="one")
+    lee.send("general", "one")
     script.wait_answers(4)
     assert contents(script.result(2)) == ["one"]
     window.wait_for("Stop hook feedback")
@@ -94,9 +95,9 @@ def test_an_idle_window_is_woken(
 
 
 def test_a_single_prompt_is_answered_without_waiting_for_messages(
-    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: BusSession
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
 ) -> None:
-    lee.call("send", channel="general", content="before it came")
+    lee.send("general", "before it came")
     script = claude.model.script(
         Call("whoami"), lambda _: _sent(lee), "the answer", "of a turn too many"
     )
@@ -107,6 +108,6 @@ def test_a_single_prompt_is_answered_without_waiting_for_messages(
     eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
 
 
-def _sent(lee: BusSession) -> Call:
-    lee.call("send", channel="general", content="it does not look at this")
+def _sent(lee: Peer) -> Call:
+    lee.send("general", "it does not look at this")
     return Call("list_channels")
