@@ -27,7 +27,7 @@ class Done:
     """A fault that is in force; `end` is called once, when its time is over."""
 
     what: str
-    end: Callable[[], None] | None = None
+    end: Callable[[], object] | None = None
 
 
 CLOCK_JUMP_MAX_S: Final = 7200.0
@@ -94,7 +94,7 @@ def cut(world: World, rng: random.Random) -> Done:
 
 def restart_race(world: World, rng: random.Random) -> Done:
     """Several stop it and several want it at the same time."""
-    moves = [world.stop_daemon] * rng.randint(1, 2)
+    moves: list[Callable[[], object]] = [world.stop_daemon] * rng.randint(1, 2)
     moves += [lambda: world.start_daemon(within_s=15.0)] * rng.randint(1, 3)
     rng.shuffle(moves)
     threads = [threading.Thread(target=move, daemon=True) for move in moves]
@@ -171,7 +171,7 @@ def _kill(name: str, pid: int | None) -> Done:
 def _pause(name: str, pid: int | None) -> Done:
     if not _signal(pid, signal.SIGSTOP):
         return Done(f"pause {name}: not there")
-    return Done(f"pause {name}", lambda: _signal(pid, signal.SIGCONT) and None)
+    return Done(f"pause {name}", lambda: _signal(pid, signal.SIGCONT))
 
 
 def _signal(pid: int | None, number: signal.Signals) -> bool:

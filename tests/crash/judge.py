@@ -247,14 +247,14 @@ def _was_a_double_fault(history: History, client: str, first_s: float, again_s: 
     The one hole in the marking, named in docs/guarantees.md: the daemon is in trouble, from just
     before its fault until the adapter has had an answer again, and the adapter ends meanwhile.
     """
-    ended = [at_s for at_s in history.ended[client] if first_s <= at_s <= again_s]
+    ended = [at_s for name, at_s in history.ended if name == client and first_s <= at_s <= again_s]
     if not ended:
         return False
     for fault in history.faults:
         if fault.kind not in ON_THE_DAEMON:
             continue
         over_s = END if fault.ended_s is None else fault.ended_s + A_MOMENT_S
-        answered = (at_s for at_s in history.answered[client] if at_s >= over_s)
+        answered = (at_s for name, at_s in history.answered if name == client and at_s >= over_s)
         if fault.began_s - A_MOMENT_S <= ended[0] and first_s <= min(answered, default=END):
             return True
     return False

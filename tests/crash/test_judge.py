@@ -278,8 +278,8 @@ def test_only_when_adapter_and_daemon_failed_at_once_may_a_mark_be_missing(
     history, truth = honest()
     history.handed.append(handed(2, 14))
     history.faults = [Fault(kind, kind, fault_s, fault_s)]
-    history.ended["reader"] = [ended_s]
-    history.answered["reader"] = [answered_s]
+    history.ended = [("reader", ended_s), ("other", 12.06)]
+    history.answered = [("reader", answered_s), ("other", 12.07)]
     verdict = judge(history, truth)
     assert verdict.clean is is_double, verdict
     assert verdict.counts["double_fault"] == is_double
