@@ -57,10 +57,10 @@ def main(argv: list[str]) -> int:
             total["schedules"] += 1
             continue
         print(report.line(), flush=True)
-        if not report.verdict.clean:
+        if report.verdict.findings or report.verdict.excused:
             print(report.details(), flush=True)
-            if keep is not None:
-                _keep(report, keep)
+        if not report.verdict.clean and keep is not None:
+            _keep(report, keep)
         total += report.verdict.counts
         total["schedules"] += 1
         total["clean"] += report.verdict.clean

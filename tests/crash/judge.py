@@ -96,6 +96,8 @@ class Verdict:
     """All findings, and how many ids there were of each harmless class."""
 
     findings: list[Finding] = field(default_factory=list)
+    excused: list[Finding] = field(default_factory=list)
+    """Marks that were missing after a double fault."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, subject: str, text: str) -> None:
@@ -227,12 +229,13 @@ def _duplicates_and_order(
         place = places.get(one.message_id, one.sequence)
         if one.redelivered:
             verdict.counts["marked"] += 1
+        text = f"came to {one.client} again in result {one.result} without a mark"
         if one.message_id not in seen or one.redelivered:
             pass
         elif _was_a_double_fault(history, one.client, seen[one.message_id], one.at_s):
+            verdict.excused.append(Finding("double_fault", one.message_id, text))
             verdict.counts["double_fault"] += 1
         else:
-            text = f"came to {one.client} again in result {one.result} without a mark"
             verdict.add("doubled", one.message_id, text)
         if one.message_id not in seen and place <= newest:
             text = f"{place} came to {one.client} first in result {one.result}, after {newest}"

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +71,7 @@ class World:
         self.history = History()
         self._log = (self.bus.directory / "adapters.log").open("ab")
         self.memories: list[str] = []
+        self._background: list[threading.Thread] = []
         self.adapters = [
             AdapterClient(name, f"{seed} {name}", self.bus, self.history, self.memories, self._log)
             for name in (f"adapter{number}" for number in range(adapters))
@@ -103,6 +105,9 @@ class World:
 
     def finish(self) -> None:
         """Have a healthy bus, let the clients take what waits, and wait for their end."""
+        for thread in self._background:
+            thread.join()
+        self.end_armed_daemon()
         if not self.start_daemon():
             self.history.stuck.append(f"the bus is not ready after {READY_WITHIN_S:g} s")
         for client in self.clients:
@@ -138,6 +143,18 @@ class World:
                 return True
             time.sleep(0.02)
         return False
+
+    def end_armed_daemon(self) -> None:
+        """It must not outlive its fault, for it may be one that never gets ready."""
+        pid = self.daemon_pid()
+        if f"{VARIABLE}=" in environment_of(pid):
+            self._end(pid)
+
+    def in_background(self, work: Callable[[], object]) -> None:
+        """Something that may take seconds, while other faults strike; it has its own time limit."""
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self._background.append(thread)
 
     def stop_daemon(self) -> None:
         """Ask it to end; nothing happens when there is none."""
@@ -198,10 +215,22 @@ class World:
         """Also without one that an adapter had begun to start when it was killed."""
         starting = DaemonLock(self.bus.runtime.start_lock).held_by_another()
         pid = self.daemon_pid()
+        self._end(pid)
+        return pid is None and not starting
+
+    @staticmethod
+    def _end(pid: int | None) -> None:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return pid is None and not starting
+
+
+def environment_of(pid: int | None) -> str:
+    """With which it was started; empty when it is not there."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _if_it_runs(pid: int | None, word: str) -> int | None:
