@@ -34,6 +34,8 @@ from agentbus.store.schema import (
 FORMAT_VERSION: Final = 1
 HEADER: Final = "agentbus_export"
 TRAILER: Final = "end"
+BEGINNING: Final = b'{"%s":' % HEADER.encode()
+"""The first bytes of an export: they tell it from another file, which must not be overwritten."""
 
 LINE_BYTES: Final = 16 * MIB
 """Far above the largest envelope; a file without line ends is not read whole."""
