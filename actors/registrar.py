@@ -309,6 +309,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             )
         except (RuntimeError, MemoryError) as error:  # no thread or no memory is left for it
             self._routes.unbind(attachment)
+            self._routes.ended(attachment)  # it never began: a stop would wait for it in vain
             del self._live[_key(attach)]
             register.link.close("no thread can be started for its attachment")
             self._notify_crash(actor.name, error)
