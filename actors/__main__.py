@@ -1,9 +1,9 @@
 """The daemon process: `python -m actors [--config PATH] [--foreground]`.
 
 Takes the locks, reads the configuration, starts the system, waits for a signal or a request to
-stop, and ends it in order. Exit codes: 0 after an orderly stop, 1 after a failure, 2 for a refused
-configuration, 65 for a refused database (one readable line on stderr), 75 when another daemon
-already runs.
+stop, and ends it in order. Exit codes: 0 after an orderly stop, 1 after a failure; with one
+readable line on stderr, 2 when it cannot start as it is configured (Redis included), 65 for a
+refused database, 75 when another daemon already runs.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ STEP_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
-class Outlets:
+class CleanupOutlets:
     """What the scheduler acts through. `used_bytes` is what SQLite holds, from any thread;
     `announce` sends a notice to every live session."""
 
@@ -113,7 +113,7 @@ class CleanupSchedulerActor(PooledActor[CleanupMessage]):
     6. When a rebuild of Redis does not fit, slices are removed under its fence.
     """
 
-    def __init__(self, outlets: Outlets, timer: Timer, config: Config) -> None:
+    def __init__(self, outlets: CleanupOutlets, timer: Timer, config: Config) -> None:
         super().__init__()
         self._outlets = outlets
         self._timer = timer

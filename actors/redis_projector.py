@@ -35,10 +35,7 @@ from actors.messages import (
     ProjectorMessage,
     StartRedis,
 )
-from actors.projections import (
-    ContentFact,
-    projection_of,
-)
+from actors.projections import ContentFact, projection_of
 from actors.supervisor_messages import (
     CatchUpFailed,
     CatchUpProgressed,
@@ -50,7 +47,7 @@ from actors.supervisor_messages import (
     SupervisorMessage,
 )
 from agentbus.failpoints import reach
-from agentbus.ids import BusId, ChannelId, RecoveryEpoch, SessionId
+from agentbus.ids import NO_EPOCH, BusId, ChannelId, SessionId
 from agentbus.limits import MIB
 from agentbus.projection.connection import Client, dataset_bytes
 from agentbus.projection.errors import ProjectionError, RedisUnusableError
@@ -131,7 +128,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._pending_bytes = 0
         self._untold_bytes = 0  # projected, and the ledger has not heard of it
         self._ledger: Address[LedgerMessage] | None = None
-        self._epoch = RecoveryEpoch(0)
+        self._epoch = NO_EPOCH
         self._watcher: Address[CleanupMessage] | None = None
         self._unmeasured_bytes = 0
         self._projected = 0

@@ -16,6 +16,7 @@ from typing import Any, assert_never
 from actors.attachment import AttachmentActor, Neighbours
 from actors.base import Address, Crashed, start_actor
 from actors.messages import (
+    STARTING,
     AttachmentCrashed,
     DetachAsked,
     Detached,
@@ -54,7 +55,7 @@ from agentbus.errors import (
     UnavailableError,
 )
 from agentbus.identity import Attachment, SessionIdentity
-from agentbus.ids import BusId, RecoveryEpoch, SessionId
+from agentbus.ids import BusId, SessionId
 from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, HEARTBEAT_SECONDS
 from agentbus.protocol.session import Attach
 from agentbus.store.changes import BindSession, SessionBound
@@ -119,7 +120,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._bus_id = bus_id
         self._clock = clock
         self._notify_crash = crashed
-        self._readiness = ReadinessChanged("starting", RecoveryEpoch(0), 200)
+        self._readiness = STARTING
         self._live: dict[_Key, Live] = {}
         self._leaving: dict[_Key, _Leaving] = {}
         self._binding: Register | None = None

@@ -25,15 +25,10 @@ from actors.base import (
     stop_actor,
 )
 from actors.channel import ChannelDirectory
-from actors.cleanup_scheduler import CleanupSchedulerActor
-from actors.cleanup_scheduler import Outlets as CleanupOutlets
+from actors.cleanup_scheduler import CleanupOutlets, CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
 from actors.inspections import InspectionDesk, InspectionStatistics
-from actors.messages import (
-    CheckRedis,
-    Detached,
-    ReadinessChanged,
-)
+from actors.messages import CheckRedis, Detached, ReadinessChanged
 from actors.notices import notice_frame
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
@@ -42,16 +37,13 @@ from actors.registrar import RegistrarActor
 from actors.reporter import ReporterActor, Sources
 from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
-from actors.supervisor_messages import (
-    Crashed,
-    StopAsked,
-)
+from actors.supervisor_messages import Crashed, StopAsked
 from actors.timer import Timer
 from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
 from agentbus.errors import BusError, UnavailableError
-from agentbus.ids import BusId
+from agentbus.ids import NO_EPOCH, BusId
 from agentbus.inspection import find_command
 from agentbus.limits import SHUTDOWN_GRACE_SECONDS
 from agentbus.projection.connection import connect
@@ -212,7 +204,7 @@ class System:
         wiring.registrar, wiring.cleanup = registrar, cleanup
 
         def announce(change: ReadinessChanged) -> None:
-            if change.epoch:
+            if change.epoch > NO_EPOCH:
                 self._redis_started.set()
             listener.broadcast(door.set_readiness(change))
 

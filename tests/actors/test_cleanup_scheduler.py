@@ -18,16 +18,14 @@ from actors.cleanup_messages import (
     PruneWhileFenced,
     RedisMeasured,
 )
-from actors.cleanup_scheduler import REST_S, CleanupSchedulerActor, Outlets
+from actors.cleanup_scheduler import REST_S, CleanupOutlets, CleanupSchedulerActor
 from actors.messages import (
     ReadinessChanged,
     Submit,
     SubscriptionsExpired,
 )
 from actors.pool import Dispatcher
-from actors.supervisor_messages import (
-    CatchUpFailed,
-)
+from actors.supervisor_messages import CatchUpFailed
 from actors.timer import Timer
 from agentbus.errors import UnavailableError
 from agentbus.ids import ChannelId, RecoveryEpoch, SessionId
@@ -53,7 +51,7 @@ class Scheduler:
         self.registrar, self.supervisor = Probe(), Probe()
         self.used_bytes = 0  # of SQLite
         self.notices: list[dict[str, Any]] = []
-        outlets = Outlets(
+        outlets = CleanupOutlets(
             ledger=self.ledger.address,
             projector=self.projector.address,
             registrar=self.registrar.address,

@@ -14,9 +14,7 @@ from actors.messages import (
     LiveSessionsAsked,
 )
 from actors.reporter import PATIENCE_S, ReportAsked, ReporterActor, Sources
-from actors.supervisor_messages import (
-    HealthAsked,
-)
+from actors.supervisor_messages import HealthAsked
 from actors.timer import Timer
 from agentbus.errors import UnavailableError
 from agentbus.limits import PROTOCOL_VERSION
