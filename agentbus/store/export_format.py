@@ -10,7 +10,7 @@ every byte before it, so that a file which was cut or changed is not taken for a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentbus.encoding import decode_strict
@@ -79,7 +79,10 @@ class _Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A record. `plural` names its count in the trailer; a field of `nullable` may be null."""
+    """A record. `plural` names its count in the trailer; a field of `nullable` may be null.
+
+    `later`: fields that exports of an older schema lack, and what they stand for then.
+    """
 
     name: str
     plural: str
@@ -87,6 +90,7 @@ class Kind:
     fields: Mapping[str, Check]
     nullable: frozenset[str] = frozenset()
     order: str = "id"
+    later: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS: Final = (
@@ -108,8 +112,11 @@ KINDS: Final = (
             "generation": _NUMBER,
             "created_at_us": _NUMBER,
             "last_seen_us": _NUMBER,
+            "used_sequence": _NUMBER,
+            "seen_sequence": _NUMBER,
         },
         frozenset(("parent", "role", "repository")),
+        later={"used_sequence": 0, "seen_sequence": 0},
     ),
     Kind(
         "channel",
@@ -237,6 +244,8 @@ def checked_header(value: dict[str, Any]) -> dict[str, Any]:
 
 def checked_record(kind: Kind, value: Any) -> dict[str, Any]:
     """The fields of a record. Raises ValidationError that names the field."""
+    if kind.later and isinstance(value, dict):
+        value = {**kind.later, **value}
     return _checked(value, kind.fields, nullable=kind.nullable)
 
 

@@ -244,6 +244,8 @@ def _row(kind: Kind, record: dict[str, Any], known: _Known, number: int) -> tupl
                 record["generation"] <= known.last_generation,
                 "generation is above last_generation of the header",
             )
+            for name in ("used_sequence", "seen_sequence"):
+                _require_committed(known, name, record[name])
             known.sessions.add(record["id"])
             if record["parent"] is not None:
                 known.parents.setdefault(record["parent"], number)

@@ -234,6 +234,18 @@ def test_a_bus_with_anything_on_it_is_left_alone(full: Bus, new: Path) -> None:
     imported(new, export)  # a bus without any agent yet is empty
 
 
+def test_an_export_of_an_older_schema_is_read_and_what_it_lacks_is_0(full: Bus, new: Path) -> None:
+    full.close()
+    lines = lines_of(exported(full.path))
+    lines[0]["schema"] = 2
+    for line in lines:
+        for name in ("used_sequence", "seen_sequence"):
+            line.get("session", {}).pop(name, None)
+    imported(new, sealed(lines))
+    sessions = [line["session"] for line in lines_of(exported(new)) if "session" in line]
+    assert {(row["used_sequence"], row["seen_sequence"]) for row in sessions} == {(0, 0)}
+
+
 # --- what is refused ---
 
 
@@ -306,6 +318,7 @@ def _change(record_kind: str, /, **changes: Any) -> Callable[[list[Any]], None]:
         (_change("session", parent="nobody"), "parent 'nobody' is no session"),
         (_change("session", generation=10**6), "generation is above last_generation"),
         (_change("session", display_name=None), "display_name must be text"),
+        (_change("session", seen_sequence=10**6), "seen_sequence is above last_sequence"),
         (_change("channel", kind="other"), "channel: kind must be one of"),
         (_change("channel", newest=10**6), "newest is above last_sequence"),
         (_change("channel", created_at_us=-1), "created_at_us must be 0"),
