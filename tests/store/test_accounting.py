@@ -42,6 +42,7 @@ _STEPS = st.lists(
             st.integers(1, 4000),  # bytes: a row or several
         ),
     ),
+    min_size=10,
     max_size=40,
 )
 
