@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.crash.history import Handed, History, Operation, Subscribed
+from agentbus.projection.connection import COMMAND_TIMEOUT_SECONDS
+from tests.crash.history import Fault, Handed, History, Operation, Subscribed
 
 END = 2**63
 
@@ -258,9 +259,25 @@ def _was_a_double_fault(history: History, client: str, first_s: float, again_s: 
             continue
         over_s = END if fault.ended_s is None else fault.ended_s + A_MOMENT_S
         answered = (at_s for name, at_s in history.answered if name == client and at_s >= over_s)
-        if fault.began_s - A_MOMENT_S <= ended[0] and first_s <= min(answered, default=END):
+        if _trouble_from_s(history, fault) <= ended[0] and first_s <= min(answered, default=END):
             return True
     return False
+
+
+def _trouble_from_s(history: History, fault: Fault) -> float:
+    """Since when the daemon may not have stored what it was told before this fault.
+
+    An attachment that waits for a Redis that hangs stores nothing meanwhile.
+    """
+    began_s = fault.began_s - A_MOMENT_S
+    for pause in history.faults:
+        if pause.kind != "pause_redis" or pause.began_s > fault.began_s:
+            continue
+        over_s = END if pause.ended_s is None else pause.ended_s
+        if fault.began_s <= over_s + COMMAND_TIMEOUT_SECONDS:
+            since_s = max(pause.began_s, fault.began_s - COMMAND_TIMEOUT_SECONDS)
+            began_s = min(began_s, since_s - A_MOMENT_S)
+    return began_s
 
 
 def _strangers(history: History, handed: list[Handed], verdict: Verdict) -> None:
