@@ -267,7 +267,8 @@ def _was_a_double_fault(history: History, client: str, first_s: float, again_s: 
 def _trouble_from_s(history: History, fault: Fault) -> float:
     """Since when the daemon may not have stored what it was told before this fault.
 
-    An attachment that waits for a Redis that hangs stores nothing meanwhile.
+    An attachment that waits for a Redis that hangs stores nothing meanwhile; it may wait for each
+    thing that it was asked before.
     """
     began_s = fault.began_s - A_MOMENT_S
     for pause in history.faults:
@@ -275,8 +276,7 @@ def _trouble_from_s(history: History, fault: Fault) -> float:
             continue
         over_s = END if pause.ended_s is None else pause.ended_s
         if fault.began_s <= over_s + COMMAND_TIMEOUT_SECONDS:
-            since_s = max(pause.began_s, fault.began_s - COMMAND_TIMEOUT_SECONDS)
-            began_s = min(began_s, since_s - A_MOMENT_S)
+            began_s = min(began_s, pause.began_s - A_MOMENT_S)
     return began_s
 
 

@@ -285,7 +285,7 @@ def test_only_when_adapter_and_daemon_failed_at_once_may_a_mark_be_missing(
     assert verdict.counts["double_fault"] == is_double
 
 
-@pytest.mark.parametrize(("killed_s", "is_double"), [(13.0, True), (14.5, False)])
+@pytest.mark.parametrize(("killed_s", "is_double"), [(13.0, True), (17.5, False)])
 def test_with_a_redis_that_hangs_the_moment_is_as_long_as_the_daemon_waits_for_it(
     killed_s: float, is_double: bool
 ) -> None:
