@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,8 +27,7 @@ from tests.bus_fixture import ThrowAwayBus
 from tests.crash.clients import CHANNELS, MEMORIES, AdapterClient, Client, SocketClient
 from tests.crash.history import History
 from tests.eventually import eventually
-
-CAN_MOUNT = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("mount") is not None
+from tests.exhaustion import CAN_MOUNT, mount, unmount
 
 DISK_BYTES = 48 * 1024 * 1024
 ADAPTERS = 3
@@ -67,7 +63,7 @@ class World:
         self.set_clock(0.0)
         self.bus.environment[SHIFT_VARIABLE] = str(self.shift)
         self.disk = self.bus.data_directory
-        self.mounted = CAN_MOUNT and self._mount()
+        self.mounted = False
         self.history = History()
         self._log = (self.bus.directory / "adapters.log").open("ab")
         self.memories: list[str] = []
@@ -87,6 +83,10 @@ class World:
 
     def prepare(self) -> None:
         """A ready bus, its channels, and every agent subscribed to all of them."""
+        if CAN_MOUNT:
+            with contextlib.suppress(OSError):
+                mount(self.disk, DISK_BYTES)
+                self.mounted = True
         self.start_daemon()
         with contextlib.closing(self.bus.attach("setup")) as setup:
             for channel in CHANNELS:
@@ -195,21 +195,17 @@ class World:
     def empty_disk(self) -> None:
         (self.disk / "ballast").unlink(missing_ok=True)
 
-    def _mount(self) -> bool:
-        self.disk.mkdir(mode=0o700)
-        options = f"size={DISK_BYTES},mode=0700"
-        mount = ["mount", "-t", "tmpfs", "-o", options, "agentbus-test", str(self.disk)]
-        return subprocess.run(mount, capture_output=True).returncode == 0
-
     def close(self) -> None:
         for client in self.adapters:
             if client.process is not None and client.process.poll() is None:
                 client.process.kill()
-        eventually(self._is_without_daemon, what="end of the daemon")
-        self._log.close()
-        if self.mounted:
-            subprocess.run(["umount", "-l", str(self.disk)], check=True)
-        self.bus.close()
+        try:
+            eventually(self._is_without_daemon, what="end of the daemon")
+        finally:
+            self._log.close()
+            if self.mounted:
+                unmount(self.disk)
+            self.bus.close()
 
     def _is_without_daemon(self) -> bool:
         """Also without one that an adapter had begun to start when it was killed."""
