@@ -334,13 +334,19 @@ def test_a_full_redis_stops_the_bus_for_a_moment_only(throw_away_bus: ThrowAwayB
     assert any("redis_budget_mib" in error["what"] for error in errors)
 
 
+def _bus_whose_redis_can_be_moved_away(closing_bus: Any, folder: Path) -> tuple[Any, Path]:
+    """A running bus, and the executable of its Redis."""
+    real = find_redis("redis-server")[0].executable
+    script = executable_script(folder, f'exec {real} "$@"')
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    bus.start()
+    return bus, script
+
+
 def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people(
     closing_bus: Any, tmp_path: Path
 ) -> None:
-    real = find_redis("redis-server")[0].executable
-    script = executable_script(tmp_path, f'exec {real} "$@"')
-    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
-    bus.start()
+    bus, script = _bus_whose_redis_can_be_moved_away(closing_bus, tmp_path)
     sam = bus.attach(conversation="c")
     sent = sam.call("send", channel="general", content="before", operation_id="k")
     shutil.move(script, tmp_path / "away")
@@ -390,10 +396,7 @@ def _retry(session: BusSession, content: str, operation_id: str) -> Any:
 def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
     closing_bus: Any, tmp_path: Path
 ) -> None:
-    real = find_redis("redis-server")[0].executable
-    script = executable_script(tmp_path, f'exec {real} "$@"')
-    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
-    bus.start()
+    bus, script = _bus_whose_redis_can_be_moved_away(closing_bus, tmp_path)
     sam = bus.attach()
     script.unlink()
     pid = bus.redis_pid()
@@ -407,10 +410,7 @@ def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
 def test_a_foreign_instance_that_takes_the_place_of_ours_is_never_touched(
     closing_bus: Any, tmp_path: Path
 ) -> None:
-    real = find_redis("redis-server")[0].executable
-    script = executable_script(tmp_path, f'exec {real} "$@"')
-    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
-    bus.start()
+    bus, script = _bus_whose_redis_can_be_moved_away(closing_bus, tmp_path)
     sam = bus.attach(conversation="c")
     sent = sam.call("send", channel="general", content="before", operation_id="k")
     script.rename(tmp_path / "away")  # ours does not come back before the other one is there
