@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from actors.system import database_path
 from agentbus import __version__
@@ -109,6 +110,13 @@ def test_a_foreign_instance_on_the_path_is_refused_and_left_alone(closing_bus: A
         assert client.get("precious") == b"data"
 
 
+def _answers(client: Any) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
 @contextmanager
 def foreign_redis(socket_path: Path, folder: Path) -> Iterator[Any]:
     """A client of an instance that somebody else runs on that path."""
@@ -119,8 +127,8 @@ def foreign_redis(socket_path: Path, folder: Path) -> Iterator[Any]:
         cwd=folder,
     )
     try:
-        eventually(socket_path.exists)
         with closing(connect(socket_path)) as client:
+            eventually(lambda: _answers(client))  # the socket is there before anybody listens
             yield client
         assert foreign.poll() is None
     finally:
