@@ -42,7 +42,7 @@ from actors.timer import Timer
 from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
-from agentbus.errors import BusError, UnavailableError
+from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import NO_EPOCH, BusId
 from agentbus.inspection import find_command
 from agentbus.limits import SHUTDOWN_GRACE_SECONDS
@@ -52,7 +52,7 @@ from agentbus.projection.searching import RedisSearch
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamReader
 from agentbus.rules.query import SearchEngine
-from agentbus.store.connection import DatabaseUnusable
+from agentbus.store.connection import CommitUncertain, DatabaseUnusable
 from agentbus.store.fts import TextSearch
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.reader import Reader
@@ -370,7 +370,7 @@ class System:
                 asked.reply_to.set(answer)
 
     def _reset(self, ledger_has_ended: bool) -> BusId:
-        """Raises a BusError; then nothing was deleted."""
+        """Raises a BusError; then nothing was deleted, unless it is an UnknownOutcomeError."""
         if not ledger_has_ended:
             # What it still commits would be a remainder of the old bus in the new one.
             raise UnavailableError(
@@ -382,6 +382,8 @@ class System:
             return reset_database(path, synchronous, self._clock.wall_us()).bus_id
         except DatabaseUnusable as error:
             raise UnavailableError(f"nothing was deleted: {error}") from None
+        except CommitUncertain as error:
+            raise UnknownOutcomeError(str(error)) from None
 
 
 def _stop_in_turn(addresses: list[Address[Any]], deadline_s: float) -> bool:

@@ -47,14 +47,14 @@ class FilesGone(Exception):
 
 
 class CommitUncertain(Exception):
-    """COMMIT itself raised: the batch may or may not be on disk, only reopening tells."""
+    """COMMIT itself raised: its changes may or may not be on disk, only reopening tells."""
 
 
 def open_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
     """Open for reading and writing; makes an empty file where there is none.
 
-    Raises DatabaseUnusable, and leaves a file of another
-    program untouched. There may be one writer per file (the daemon's lock sees to it).
+    Raises DatabaseUnusable, and leaves a file of another program untouched. There may be one writer
+    per file (the daemon's lock sees to it).
     """
     try:
         make_private(path)
@@ -168,6 +168,32 @@ def _inode(path: Path) -> int | None:
         return os.stat(path).st_ino
     except FileNotFoundError:
         return None
+
+
+def wrote_nothing(error: Exception) -> bool:
+    """Did COMMIT fail in a way that leaves no doubt?
+
+    SQLITE_FULL is raised when a page could not be appended to the WAL. The frame that makes a
+    transaction valid is the last one appended, so it is not there, and SQLite has rolled back.
+    Every other failure may come from the sync after that frame.
+    """
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def commit_whole(connection: sqlite3.Connection, path: Path, done: str, advice: str) -> None:
+    """COMMIT of what concerns the whole bus, and which no receipt remembers.
+
+    Raises sqlite3.Error when certainly nothing was stored, else CommitUncertain: its text says that
+    nobody knows whether it is `done`, and what to do.
+    """
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        if wrote_nothing(error):
+            raise
+        raise CommitUncertain(
+            f"{path}: the disk did not say whether {done} ({error}); repair it, then {advice}"
+        ) from error
 
 
 def is_damage(error: Exception) -> bool:

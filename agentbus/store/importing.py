@@ -22,7 +22,7 @@ from agentbus.errors import ValidationError
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, Generation, Sequence
 from agentbus.limits import DEFAULT_CHANNEL
-from agentbus.store.connection import Synchronous, unusable
+from agentbus.store.connection import Synchronous, commit_whole, unusable
 from agentbus.store.creation import insert_meta
 from agentbus.store.export_format import (
     KINDS,
@@ -99,7 +99,7 @@ def import_bus(
 ) -> ImportSummary:
     """Fill the empty bus at `path`, or one that is made there.
 
-    Raises ImportRefused and DatabaseUnusable; then nothing was imported.
+    Raises ImportRefused or DatabaseUnusable, and then nothing was imported; or CommitUncertain.
     """
     reading = _Lines(lines)
     header = reading.header()  # before a file is made for what is no export
@@ -118,7 +118,9 @@ def import_bus(
         last_generation = Generation(max(header["last_generation"], before.last_generation))
         insert_meta(connection, last_sequence, last_generation, header["purged_through"])
         reach("during_import")
-        connection.execute("COMMIT")
+        commit_whole(
+            connection, path, "it was imported", "import again: a bus that has it is refused"
+        )
         in_order = True
         return ImportSummary(load_bus_id(connection), counts, last_sequence)
     except sqlite3.Error as error:
