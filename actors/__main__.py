@@ -8,6 +8,7 @@ refused database, 75 when another daemon already runs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -23,6 +24,7 @@ from agentbus.config import Config, load_config
 from agentbus.errors import BusError, ForbiddenError
 from agentbus.logs import setup_logging
 from agentbus.store.connection import DatabaseUnusable
+from agentbus.transport.refusals import forget_refusal, note_refusal
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
     EXIT_CONFIGURATION,
@@ -73,6 +75,7 @@ def _run(config: Config, *, foreground: bool) -> int:
     lock, data_lock = DaemonLock(paths.lock), DaemonLock(config.data_directory / "lock")
     if not lock.acquire():
         return _refuse("another daemon already runs for this user", EXIT_ALREADY_RUNNING)
+    forget_refusal(paths)
     try:
         if not data_lock.acquire():
             problem = f"another daemon already uses {config.data_directory}"
@@ -171,8 +174,11 @@ def _let_go_of_stderr() -> None:
 
 
 def _refuse(problem: str, code: int) -> int:
-    """One readable line for whoever started this process."""
+    """One readable line for whoever started this process, and for `agentbus status` later."""
     sys.stderr.write(f"agentbus: {problem}\n")
+    if code != EXIT_ALREADY_RUNNING:
+        with contextlib.suppress(ForbiddenError):
+            note_refusal(runtime_directory(os.environ, os.getuid()), problem)
     return code
 
 
