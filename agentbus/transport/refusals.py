@@ -2,8 +2,7 @@
 
 Owns one small file in the runtime folder: written by a daemon whose start is refused, removed by
 the next one that begins. An aid for people: nothing is decided by it, and where it cannot be
-written or read there is just no reason to tell. Plain functions, any thread, both sides of the
-socket.
+written or read there is just no reason to tell. Plain functions, any thread, both sides.
 """
 
 from __future__ import annotations
