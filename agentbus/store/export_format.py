@@ -45,8 +45,13 @@ _LINE_DEPTH: Final = JSON_DEPTH + 3
 
 _ID: Final = Text(min_bytes=1, max_bytes=1024)
 _TEXT: Final = Text()
-_NUMBER: Final = Integer(0, 2**63 - 1)
-_COUNTED: Final = Integer(1, 2**63 - 1)
+_COUNT_MAX: Final = 2**53 - 1
+"""Of sequences, generations and ids: the bus counts on from them, and every reader of JSON has them
+exactly."""
+
+_NUMBER: Final = Integer(0, _COUNT_MAX)
+_COUNTED: Final = Integer(1, _COUNT_MAX)
+_TIME: Final = Integer(0, 253_402_300_799_999_999)  # the last microsecond that RFC 3339 can name
 
 
 class _Object:
@@ -94,7 +99,7 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("agent", "agents", Agent, {"id": _ID, "name": Name(), "created_at_us": _NUMBER}),
+    Kind("agent", "agents", Agent, {"id": _ID, "name": Name(), "created_at_us": _TIME}),
     Kind(
         "session",
         "sessions",
@@ -110,8 +115,8 @@ KINDS: Final = (
             "display_name": _TEXT,
             "repository": _TEXT,
             "generation": _NUMBER,
-            "created_at_us": _NUMBER,
-            "last_seen_us": _NUMBER,
+            "created_at_us": _TIME,
+            "last_seen_us": _TIME,
             "used_sequence": _NUMBER,
             "seen_sequence": _NUMBER,
         },
@@ -126,7 +131,7 @@ KINDS: Final = (
             "id": _COUNTED,
             "name": Name(),
             "kind": Choice(("ordinary", "memory")),
-            "created_at_us": _NUMBER,
+            "created_at_us": _TIME,
             "created_sequence": _NUMBER,
             "newest": _NUMBER,
             "removed_through": _NUMBER,
@@ -154,8 +159,8 @@ KINDS: Final = (
             "channel": _COUNTED,
             "handed_off": _NUMBER,
             "confirmed": _NUMBER,
-            "last_used_us": _NUMBER,
-            "expired_at_us": _NUMBER,
+            "last_used_us": _TIME,
+            "expired_at_us": _TIME,
         },
         frozenset(("expired_at_us",)),
     ),
@@ -166,8 +171,8 @@ KINDS: Final = (
         {
             "position": _COUNTED,
             "session": _ID,
-            "sent_at_us": _NUMBER,
-            "tombstoned_at_us": _NUMBER,
+            "sent_at_us": _TIME,
+            "tombstoned_at_us": _TIME,
             "ended_sequence": _COUNTED,
             "envelope": _Object(),
         },
@@ -183,8 +188,8 @@ KINDS: Final = (
             "operation_id": _ID,
             "fingerprint": _Fingerprint(),
             "result": _Object(),
-            "accepted_at_us": _NUMBER,
-            "expires_at_us": _NUMBER,
+            "accepted_at_us": _TIME,
+            "expires_at_us": _TIME,
         },
         order="session, operation_id",
     ),
@@ -239,7 +244,10 @@ def checked_header(value: dict[str, Any]) -> dict[str, Any]:
             f"has format version {describe(value[HEADER])}, this program reads {FORMAT_VERSION}; "
             "use the agentbus that wrote it"
         )
-    return _checked(value, _HEADER_FIELDS)
+    header = _checked(value, _HEADER_FIELDS)
+    if header["purged_through"] > header["last_sequence"]:
+        raise ValidationError("purged_through is above last_sequence")
+    return header
 
 
 def checked_record(kind: Kind, value: Any) -> dict[str, Any]:
