@@ -202,6 +202,11 @@ def is_damage(error: Exception) -> bool:
     return name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
 
 
+def _does_not_know(error: sqlite3.Error) -> bool:
+    """Does it miss a table or a column that every bus has, or find one that none has?"""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+
+
 def damaged(path: Path, how: str) -> DatabaseUnusable:
     """The one text about a file that is not whole, and the ways out."""
     return DatabaseUnusable(
@@ -213,7 +218,7 @@ def damaged(path: Path, how: str) -> DatabaseUnusable:
 
 def unusable(path: Path, error: sqlite3.Error) -> DatabaseUnusable:
     """Say what SQLite's complaint about a file means."""
-    if is_damage(error):
+    if is_damage(error) or _does_not_know(error):
         return damaged(path, str(error))
     return DatabaseUnusable(
         f"{path}: cannot be opened ({error}); check that the folder exists, is on a local disk "
