@@ -1,13 +1,14 @@
 """The daemon process: `python -m actors [--config PATH] [--foreground]`.
 
 Takes the locks, reads the configuration, starts the system, waits for a signal or a request to
-stop, and ends it in order. Exit codes: 0 after an orderly stop, 1 after a failure, 2 for a refused
-configuration, 65 for a refused database (one readable line on stderr), 75 when another daemon
-already runs.
+stop, and ends it in order. Exit codes: 0 after an orderly stop, 1 after a failure; with one
+readable line on stderr, 2 when it cannot start as it is configured (Redis included), 65 for a
+refused database, 75 when another daemon already runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -23,6 +24,7 @@ from agentbus.config import Config, load_config
 from agentbus.errors import BusError, ForbiddenError
 from agentbus.logs import setup_logging
 from agentbus.store.connection import DatabaseUnusable
+from agentbus.transport.refusals import forget_refusal, note_refusal
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
     EXIT_CONFIGURATION,
@@ -73,6 +75,7 @@ def _run(config: Config, *, foreground: bool) -> int:
     lock, data_lock = DaemonLock(paths.lock), DaemonLock(config.data_directory / "lock")
     if not lock.acquire():
         return _refuse("another daemon already runs for this user", EXIT_ALREADY_RUNNING)
+    forget_refusal(paths)
     try:
         if not data_lock.acquire():
             problem = f"another daemon already uses {config.data_directory}"
@@ -171,8 +174,11 @@ def _let_go_of_stderr() -> None:
 
 
 def _refuse(problem: str, code: int) -> int:
-    """One readable line for whoever started this process."""
+    """One readable line for whoever started this process, and for `agentbus status` later."""
     sys.stderr.write(f"agentbus: {problem}\n")
+    if code != EXIT_ALREADY_RUNNING:
+        with contextlib.suppress(ForbiddenError):
+            note_refusal(runtime_directory(os.environ, os.getuid()), problem)
     return code
 
 

@@ -63,6 +63,11 @@ class CatchUpDidNotFit:
 
 
 @dataclass(frozen=True, slots=True)
+class RestEnded:
+    """The pause after a slice that was refused is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class WarnAgain:
     """A budget has been exhausted for another day."""
 
@@ -70,7 +75,13 @@ class WarnAgain:
 
 
 ToScheduler: TypeAlias = (
-    CleanupDue | PruneSettled | CapacityReached | RedisMeasured | CatchUpDidNotFit | WarnAgain
+    CleanupDue
+    | PruneSettled
+    | CapacityReached
+    | RedisMeasured
+    | CatchUpDidNotFit
+    | RestEnded
+    | WarnAgain
 )
 
 

@@ -25,6 +25,7 @@ from actors.cleanup_messages import (
     PruneSettled,
     PruneWhileFenced,
     RedisMeasured,
+    RestEnded,
     WarnAgain,
     WatchCapacity,
 )
@@ -62,6 +63,10 @@ ROUND: tuple[PruneWhat, ...] = ("messages_by_age", "tombstones", "subscriptions"
 
 WARN_EVERY_S = 86_400.0
 
+REST_S = 1.0
+"""After a refused slice. On a disk that takes nothing more, what waits finds no room again at once,
+and a round for it would be refused at once."""
+
 REDIS_SHARE = 4
 """Redis takes 0.8 (without search) to 3.6 (with it) bytes for one in SQLite (measured).
 So at most a quarter of what is too much in Redis is removed before it is measured again, and no
@@ -72,7 +77,7 @@ STEP_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
-class Outlets:
+class CleanupOutlets:
     """What the scheduler acts through. `used_bytes` is what SQLite holds, from any thread;
     `announce` sends a notice to every live session."""
 
@@ -101,13 +106,14 @@ class CleanupSchedulerActor(PooledActor[CleanupMessage]):
     2. A round is every kind of age cleanup, slice by slice, until nothing is left to remove; then,
        for each budget that is still full, the oldest messages of all until its goal is reached.
     3. A round that is still running when the next is due goes on; the next one is left out.
-    4. A slice that was refused (the bus recovers) ends the round; the next interval tries again.
+    4. A slice that was refused (the bus recovers, the disk fails) ends the round; the next interval
+       tries again, or what waits for room, after `REST_S`.
     5. A budget is exhausted from the end of a round that could not make room for what waited until
        one that finds room for any mutation. The sessions hear of both, and once a day in between.
     6. When a rebuild of Redis does not fit, slices are removed under its fence.
     """
 
-    def __init__(self, outlets: Outlets, timer: Timer, config: Config) -> None:
+    def __init__(self, outlets: CleanupOutlets, timer: Timer, config: Config) -> None:
         super().__init__()
         self._outlets = outlets
         self._timer = timer
@@ -117,6 +123,7 @@ class CleanupSchedulerActor(PooledActor[CleanupMessage]):
             "redis": config.redis_budget_bytes,
         }
         self._busy = False
+        self._resting = False  # after a slice that was refused
         self._left: deque[PruneWhat] = deque()
         self._reached: dict[Budget, int] = {}  # full or exhausted: how much must be free there
         self._evicting: set[Budget] = set()
@@ -161,6 +168,10 @@ class CleanupSchedulerActor(PooledActor[CleanupMessage]):
                 self._put_off()
                 self._refill = _Refill(message)
                 self._go_on()
+            case RestEnded():
+                self._resting = False
+                if self._reached:
+                    self._begin_round()
             case WarnAgain(budget):
                 self._warn(budget)
             case _:
@@ -185,7 +196,8 @@ class CleanupSchedulerActor(PooledActor[CleanupMessage]):
         if budget == "redis" and not self._holding:
             self._holding = True
             self._tell_ledger()
-        self._begin_round()
+        if not self._resting:
+            self._begin_round()
 
     def _go_on(self) -> None:
         """Whatever comes next, if nothing is in progress."""
@@ -219,6 +231,7 @@ class CleanupSchedulerActor(PooledActor[CleanupMessage]):
             if self._refill is not None:
                 self._give_up_refill(self._refill)
             self._put_off()
+            self._rest()
             return
         self._removed_rows += result.removed_rows
         if result.expired:
@@ -237,6 +250,11 @@ class CleanupSchedulerActor(PooledActor[CleanupMessage]):
         self._left.clear()
         self._end_eviction()
         self._tell_ledger()
+
+    def _rest(self) -> None:
+        if not self._resting:
+            self._resting = True
+            self._timer.deliver_after(REST_S, self.address, RestEnded())
 
     # --- capacity ---
 

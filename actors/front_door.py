@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.base import Address
 from actors.messages import (
+    STARTING,
     CallSeen,
     CompareHeldMemories,
     CreditGranted,
@@ -27,22 +28,17 @@ from actors.messages import (
     Register,
     RegistrarMessage,
 )
-from actors.messages import (
-    Request as OperationRequest,
-)
+from actors.messages import Request as OperationRequest
 from actors.reporter import ReportAsked, ReporterMessage
 from actors.routes import Route, Routes, WaitReply
-from actors.supervisor_messages import (
-    StopAsked,
-    SupervisorMessage,
-)
+from actors.supervisor_messages import StopAsked, SupervisorMessage
 from actors.wait_keeper import WaitAsked, WaitKeeperMessage
 from agentbus import __version__
 from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.errors import BusError, ValidationError, VersionMismatchError
 from agentbus.identity import Attachment
-from agentbus.ids import BusId, RecoveryEpoch
+from agentbus.ids import BusId
 from agentbus.limits import PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import (
     METHOD_NOT_FOUND,
@@ -96,7 +92,7 @@ class FrontDoor:
         self._config = config
         self._bus_id = bus_id
         self._clock = clock
-        self._readiness = ReadinessChanged("starting", RecoveryEpoch(0), 200)
+        self._readiness = STARTING
 
     # --- from the supervisor, any thread ---
 

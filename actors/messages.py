@@ -1,8 +1,9 @@
 """The messages that more than one actor knows, and for each mailbox the union of what it takes.
 
-Those of an actor that only the front door asks stand in its own file, those of cleanup in
-cleanup_messages.py. No behaviour. Commands are imperative, events are past participles. Numbers
-name their unit. The ring that a durable change travels, always by `tell`:
+Those of an actor that only the front door asks stand in its own file, those of cleanup and of the
+supervisor in cleanup_messages.py and supervisor_messages.py. No behaviour. Commands are imperative,
+events are past participles. Numbers name their unit. The ring that a durable change travels, always
+by `tell`:
 
     transport -> Attachment -> ReceiptLedger -> RedisProjector -> Channel -> Attachment -> transport
 """
@@ -17,7 +18,7 @@ from actors.cleanup_messages import ToLedger, ToProjector, ToScheduler
 from actors.health import Readiness
 from actors.supervisor_messages import SupervisorMessage
 from agentbus.identity import Attachment, SenderBinding
-from agentbus.ids import ChannelId, RecoveryEpoch, Sequence, SessionId
+from agentbus.ids import NO_EPOCH, ChannelId, RecoveryEpoch, Sequence, SessionId
 from agentbus.inspection import Verdict
 from agentbus.protocol.operations import DaemonOperation
 from agentbus.protocol.session import (
@@ -76,6 +77,10 @@ class ReadinessChanged:
     state: Readiness
     epoch: RecoveryEpoch
     retry_after_ms: int
+
+
+STARTING = ReadinessChanged("starting", NO_EPOCH, retry_after_ms=200)
+"""What holds until the supervisor has said something."""
 
 
 # --- Attachment ---

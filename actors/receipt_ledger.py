@@ -20,6 +20,7 @@ from actors.cleanup_messages import (
 )
 from actors.inspections import InspectionDesk, refusal
 from actors.messages import (
+    STARTING,
     CatchUp,
     Committed,
     Fence,
@@ -35,9 +36,7 @@ from actors.messages import (
     SubscriptionsChanged,
     Unfence,
 )
-from actors.supervisor_messages import (
-    CatchUpProgressed,
-)
+from actors.supervisor_messages import CatchUpProgressed
 from actors.waiting_room import WaitingRoom
 from agentbus.config import Config
 from agentbus.errors import (
@@ -47,7 +46,7 @@ from agentbus.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from agentbus.ids import RecoveryEpoch
+from agentbus.ids import NO_EPOCH
 from agentbus.inspection import Allowed
 from agentbus.limits import BATCH_BYTES, BATCH_OPERATIONS, MIB
 from agentbus.rules.capacity import Budget
@@ -88,7 +87,6 @@ OVERLOADED_RETRY_MS = 250
 INDEX_ROWS = 500
 """Messages of one slice: some tens of milliseconds."""
 
-NO_EPOCH = RecoveryEpoch(0)
 _WITH_ENVELOPE = (MessageAppended, MemoryRevised)
 _SUBSCRIPTION_FACTS = (SubscriptionOpened, SubscriptionClosed, SubscriptionExpired)
 
@@ -136,7 +134,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._store: LedgerStore | None = None
         self._batch: list[Submit] = []
         self._batch_bytes = 0
-        self._fence: Fence | None = Fence(NO_EPOCH, retry_after_ms=200)
+        self._fence: Fence | None = Fence(NO_EPOCH, STARTING.retry_after_ms)
         self._filling = False
         self._epoch = NO_EPOCH
         self._unprojected_bytes = 0

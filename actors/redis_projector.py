@@ -8,24 +8,21 @@ accepted: what it is told has been committed.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import assert_never
 
 from actors.base import Address, BusActor, describe_failure
 from actors.channel import ChannelDirectory
 from actors.cleanup_messages import (
     CapacityReached,
-    CatchUpDidNotFit,
     LiftBackstop,
     MeasureRedis,
     RedisMeasured,
     WatchCapacity,
 )
-from actors.health import Work
+from actors.filling import Filling
 from actors.messages import (
     CatchUp,
     CheckRedis,
@@ -38,14 +35,7 @@ from actors.messages import (
     ProjectorMessage,
     StartRedis,
 )
-from actors.projections import (
-    ContentFact,
-    memories,
-    memory_changes,
-    messages,
-    messages_by_channel,
-    projection_of,
-)
+from actors.projections import ContentFact, projection_of
 from actors.supervisor_messages import (
     CatchUpFailed,
     CatchUpProgressed,
@@ -57,23 +47,13 @@ from actors.supervisor_messages import (
     SupervisorMessage,
 )
 from agentbus.failpoints import reach
-from agentbus.ids import BusId, ChannelId, RecoveryEpoch, Sequence, SessionId
+from agentbus.ids import NO_EPOCH, BusId, ChannelId, SessionId
 from agentbus.limits import MIB
 from agentbus.projection.connection import Client, dataset_bytes
-from agentbus.projection.errors import ProjectionError, ProjectionFullError, RedisUnusableError
+from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.launching import RedisInfo
-from agentbus.projection.rebuild import (
-    Rebuild,
-    Replay,
-    UpToDate,
-    check_filled,
-    clear,
-    make_up_removals,
-    needs,
-    rebuild,
-    replay,
-)
-from agentbus.projection.search import ensure_index, reclaim
+from agentbus.projection.rebuild import check_filled
+from agentbus.projection.search import reclaim
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
 from agentbus.rules.query import EngineName
@@ -90,8 +70,6 @@ than knowing it exactly is worth."""
 
 PIPELINE_ENTRIES = 512
 """Messages of one pipelined call: bounds its memory and how long other work waits."""
-
-PROGRESS_EVERY_S = 0.2
 
 MEASURE_SHARE = 128
 """The dataset is measured after every so small a share of its budget in envelopes; with all that
@@ -150,10 +128,9 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._pending_bytes = 0
         self._untold_bytes = 0  # projected, and the ledger has not heard of it
         self._ledger: Address[LedgerMessage] | None = None
-        self._epoch = RecoveryEpoch(0)
+        self._epoch = NO_EPOCH
         self._watcher: Address[CleanupMessage] | None = None
         self._unmeasured_bytes = 0
-        self._filled = 1.0  # how far the last catching up came
         self._projected = 0
         self._pipelines = 0
         self._recoveries = 0
@@ -335,7 +312,7 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
         self._ledger, self._epoch, self._untold_bytes = order.ledger, order.epoch, 0
         try:
             self._make_usable(order)
-            if not self._fill_within_budget(order):
+            if not self._filling(order).fill_within_budget():
                 return
         except ProjectionError as error:
             self._supervisor.tell(CatchUpFailed(order.epoch, error.message))
@@ -378,98 +355,27 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
     def _connect(self) -> None:
         if self._connected:
             self._client.close()
-        self._connected = True
         self._client = self._server.connect()
+        self._connected = True
         self._writer = StreamWriter(self._client, search=self._info.search)
 
-    def _fill_within_budget(self, order: CatchUp) -> bool:
-        """False when cleanup has to make room first."""
-        self._filled = 1.0
-        try:
-            self._fill(order)
-        except ProjectionFullError as error:
-            size_bytes = dataset_bytes(self._client)
-            if size_bytes < self._server.budget_bytes:
-                _log.error("Redis is full below its budget: %s", error.message)
-                self._server.lift_backstop()
-                self._fill(order)
-                return True
-            _log.warning("%s; cleanup makes room", error.message)
-            # What is to be removed would not fit into it either.
-            clear(self._client, self._go_on)
-            retained_bytes = self._store.retained_bytes()
-            self._supervisor.tell(
-                CatchUpDidNotFit(order.epoch, size_bytes, self._filled, retained_bytes)
-            )
-            return False
-        return True
-
-    def _fill(self, order: CatchUp) -> None:
-        removed = {row.channel_id: row.removed_through for row in self._store.channels()}
-        need = needs(
-            self._client,
+    def _filling(self, order: CatchUp) -> Filling:
+        return Filling(
+            order,
             self._bus_id,
-            order.through,
-            self._store.purged_through(),
+            self._store,
+            self._server,
+            self._client,
+            self._writer,
+            self._supervisor,
+            self._go_on,
             search=self._info.search,
         )
-        if isinstance(need, Rebuild):
-            _log.info("rebuilding the projection: %s", need.reason)
-            self._supervisor.tell(CatchUpProgressed(order.epoch, "clearing Redis"))
-            clear(self._client, self._go_on)
-        if self._info.search:
-            ensure_index(self._client)
-        store, search = self._store, self._info.search  # the ledger is fenced meanwhile
-        match need:
-            case UpToDate():
-                make_up_removals(self._writer, removed)
-            case Replay(after):
-                replay(
-                    self._writer,
-                    memory_changes(store, after, search=search),
-                    messages(store, after, search=search),
-                    order.through,
-                    removed,
-                    order.through - after,
-                    self._progress(order, "replaying what Redis misses"),
-                )
-            case Rebuild():
-                self._filled = 0.0
-                rebuild(
-                    self._writer,
-                    self._bus_id,
-                    chain(
-                        memories(store, Sequence(0), search=search),
-                        messages_by_channel(store, search=search),
-                    ),
-                    order.through,
-                    removed,
-                    store.counts()["messages"],
-                    self._progress(order, "filling Redis"),
-                )
-            case _:
-                assert_never(need)
-        check_filled(self._client, self._bus_id)  # it may have been emptied meanwhile
 
     def _go_on(self) -> None:
         """Between the steps of what takes long."""
         if self.stop_waits():
             raise _StopWaits
-
-    def _progress(self, order: CatchUp, work: Work) -> Callable[[int, int], None]:
-        told_s = 0.0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal told_s
-            self._go_on()
-            now_s = time.monotonic()
-            if now_s - told_s >= PROGRESS_EVERY_S:
-                told_s = now_s
-                self._supervisor.tell(CatchUpProgressed(order.epoch, work, done, total))
-            if work == "filling Redis":
-                self._filled = done / max(total, done, 1)
-
-        return progress
 
 
 def _heads(facts: list[ContentFact]) -> dict[ChannelId, Projected]:

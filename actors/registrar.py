@@ -17,6 +17,7 @@ from actors.attachment import AttachmentActor, Neighbours
 from actors.base import Address, Crashed, start_actor
 from actors.hook_evidence import HookEvidence
 from actors.messages import (
+    STARTING,
     AttachmentCrashed,
     DetachAsked,
     Detached,
@@ -59,7 +60,7 @@ from agentbus.errors import (
     UnavailableError,
 )
 from agentbus.identity import Attachment, SessionIdentity
-from agentbus.ids import BusId, RecoveryEpoch, SessionId
+from agentbus.ids import BusId, SessionId
 from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, HEARTBEAT_SECONDS
 from agentbus.protocol.session import Attach, HookEvent
 from agentbus.store.changes import BindSession, SessionBound
@@ -126,7 +127,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._bus_id = bus_id
         self._clock = clock
         self._notify_crash = crashed
-        self._readiness = ReadinessChanged("starting", RecoveryEpoch(0), 200)
+        self._readiness = STARTING
         self._live: dict[_Key, Live] = {}
         self._leaving: dict[_Key, _Leaving] = {}
         self._binding: Register | None = None
@@ -334,6 +335,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         except (RuntimeError, MemoryError) as error:  # no thread or no memory is left for it
             self._routes.unbind(attachment)
             self._waits.tell(AttachmentClosed(attachment.session_id))
+            self._routes.ended(attachment)  # it never began: a stop would wait for it in vain
             del self._live[_key(attach)]
             register.link.close("no thread can be started for its attachment")
             self._notify_crash(actor.name, error)

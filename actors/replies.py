@@ -1,4 +1,4 @@
-"""Replies that are not a connection: they tell an actor, answer several, or change the answer.
+"""Replies that are not a connection: they tell an actor, or answer several.
 
 All have the shape of `actors.base.Reply` and may be settled on any thread; they never block.
 """
@@ -58,19 +58,3 @@ class FlushReply:
         for _, reply_to in self._reports:
             reply_to.set_exception(error)
         self._then.set_exception(error)
-
-
-class MappedReply:
-    """Passes the answer on as `change(answer)`; errors pass unchanged."""
-
-    __slots__ = ("_change", "_reply")
-
-    def __init__(self, reply: Reply, change: Callable[[Any], Any]) -> None:
-        self._reply = reply
-        self._change = change
-
-    def set(self, value: Any) -> None:
-        self._reply.set(self._change(value))
-
-    def set_exception(self, error: BaseException) -> None:
-        self._reply.set_exception(error)

@@ -22,10 +22,7 @@ from actors.messages import (
     RollAsked,
 )
 from actors.replies import TellReply
-from actors.supervisor_messages import (
-    HealthAsked,
-    SupervisorMessage,
-)
+from actors.supervisor_messages import HealthAsked, SupervisorMessage
 from actors.timer import Timer
 from agentbus import __version__
 from agentbus.clock import Clock

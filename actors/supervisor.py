@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from actors.base import Address, Reply
-from actors.cleanup_messages import (
-    CatchUpDidNotFit,
-    EvictionEnded,
-)
+from actors.cleanup_messages import CatchUpDidNotFit, EvictionEnded
 from actors.health import Readiness, Work
 from actors.messages import (
     CleanupMessage,
@@ -47,7 +44,7 @@ from actors.timer import Timer
 from agentbus.clock import Clock
 from agentbus.envelope import rfc3339
 from agentbus.errors import BusError
-from agentbus.ids import RecoveryEpoch
+from agentbus.ids import NO_EPOCH, RecoveryEpoch
 from agentbus.rules.query import EngineName
 from agentbus.store.connection import DatabaseUnusable
 
@@ -62,7 +59,6 @@ RETRY_AFTER_MAX_MS = 5000
 take longer they hear so, but come back often enough to hear of its end by themselves."""
 
 ERRORS_KEPT = 20
-NO_EPOCH = RecoveryEpoch(0)
 
 
 @dataclass(frozen=True, slots=True)

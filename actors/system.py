@@ -25,15 +25,10 @@ from actors.base import (
     stop_actor,
 )
 from actors.channel import ChannelDirectory
-from actors.cleanup_scheduler import CleanupSchedulerActor
-from actors.cleanup_scheduler import Outlets as CleanupOutlets
+from actors.cleanup_scheduler import CleanupOutlets, CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
 from actors.inspections import InspectionDesk, InspectionStatistics
-from actors.messages import (
-    CheckRedis,
-    Detached,
-    ReadinessChanged,
-)
+from actors.messages import CheckRedis, Detached, ReadinessChanged
 from actors.notices import notice_frame
 from actors.pool import Dispatcher, PooledActor
 from actors.receipt_ledger import ReceiptLedgerActor
@@ -42,17 +37,14 @@ from actors.registrar import RegistrarActor
 from actors.reporter import ReporterActor, Sources
 from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
-from actors.supervisor_messages import (
-    Crashed,
-    StopAsked,
-)
+from actors.supervisor_messages import Crashed, StopAsked
 from actors.timer import Timer
 from actors.wait_keeper import WaitKeeperActor
 from agentbus.clock import Clock, machine_clock
 from agentbus.config import DATABASE_NAME, Config
 from agentbus.encoding import encode_line
-from agentbus.errors import BusError, UnavailableError
-from agentbus.ids import BusId
+from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
+from agentbus.ids import NO_EPOCH, BusId
 from agentbus.inspection import find_command
 from agentbus.limits import SHUTDOWN_GRACE_SECONDS
 from agentbus.projection.connection import connect
@@ -61,7 +53,7 @@ from agentbus.projection.searching import RedisSearch
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamReader
 from agentbus.rules.query import SearchEngine
-from agentbus.store.connection import DatabaseUnusable
+from agentbus.store.connection import CommitUncertain, DatabaseUnusable
 from agentbus.store.fts import TextSearch
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.reader import Reader
@@ -216,7 +208,7 @@ class System:
         wiring.registrar, wiring.cleanup, wiring.waits = registrar, cleanup, waits
 
         def announce(change: ReadinessChanged) -> None:
-            if change.epoch:
+            if change.epoch > NO_EPOCH:
                 self._redis_started.set()
             listener.broadcast(door.set_readiness(change))
 
@@ -382,7 +374,7 @@ class System:
                 asked.reply_to.set(answer)
 
     def _reset(self, ledger_has_ended: bool) -> BusId:
-        """Raises a BusError; then nothing was deleted."""
+        """Raises a BusError; then nothing was deleted, unless it is an UnknownOutcomeError."""
         if not ledger_has_ended:
             # What it still commits would be a remainder of the old bus in the new one.
             raise UnavailableError(
@@ -394,6 +386,8 @@ class System:
             return reset_database(path, synchronous, self._clock.wall_us()).bus_id
         except DatabaseUnusable as error:
             raise UnavailableError(f"nothing was deleted: {error}") from None
+        except CommitUncertain as error:
+            raise UnknownOutcomeError(str(error)) from None
 
 
 def _stop_in_turn(addresses: list[Address[Any]], deadline_s: float) -> bool:

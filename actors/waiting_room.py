@@ -11,14 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from actors.base import Address
-from actors.cleanup_messages import (
-    CapacityChanged,
-    CapacityReached,
-)
-from actors.messages import (
-    CleanupMessage,
-    Submit,
-)
+from actors.cleanup_messages import CapacityChanged, CapacityReached
+from actors.messages import CleanupMessage, Submit
 from agentbus.rules.capacity import Budget
 
 

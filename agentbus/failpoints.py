@@ -1,8 +1,8 @@
 """Named places where a crash test ends the process, stops it, or makes an operation fail.
 
 Owns one environment variable, `AGENTBUS_TEST_FAILPOINT`, read once at import, and the list of all
-places. Entries are separated by commas; each is `name[@N][:action]`: at the Nth time that execution
-gets there (the first by default), once,
+places, each with the part of the bus that gets there. Entries are separated by commas; each is
+`name[@N][:action]`: at the Nth time that execution gets there (the first by default), once,
 
 - `kill`, the default: SIGKILL of the own process;
 - `pause`: SIGSTOP of the own process, until somebody sends SIGCONT;
@@ -43,7 +43,7 @@ POINTS: Final = {
     "during_replay": "projector: a part of what Redis missed is appended",
     "during_report_batch": "attachment: a handoff report waits for the commit of its batch",
     "before_cursor_commit": "attachment: a batch of handoff reports is about to go to the ledger",
-    "after_cursor_commit": "attachment: positions are committed, their reports not answered",
+    "after_cursor_commit": "ledger: positions are committed, their reports not answered",
     "during_inspection": "inspector: the inspection command runs",
     "before_handoff_write": "adapter: a result with messages is about to be written",
     "after_handoff_write": "adapter: its last byte has left, the messages do not count as handed",

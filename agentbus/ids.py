@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NewType
+from typing import Final, NewType
 
 AgentId = NewType("AgentId", str)
 """Stable id of a persistent agent (`Sam`), made once by the ledger."""
@@ -28,7 +28,10 @@ Generation = NewType("Generation", int)
 """Of an attachment: grows with every attach on the whole bus, never reused (the fencing token)."""
 
 RecoveryEpoch = NewType("RecoveryEpoch", int)
-"""How many recoveries the running daemon has had; reports of an older epoch are ignored."""
+"""Counts the recoveries of the running daemon; reports of an older epoch are ignored."""
+
+NO_EPOCH: Final = RecoveryEpoch(0)
+"""Before the first: Redis has not started yet, and may not start at all."""
 
 BusId = NewType("BusId", str)
 """Identity of one database; a reset makes a new one."""

@@ -32,6 +32,7 @@ from agentbus.errors import (
     UnavailableError,
     ValidationError,
 )
+from agentbus.ids import NO_EPOCH
 from agentbus.transport.client import Client, connect_socket, no_daemon
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
@@ -130,7 +131,7 @@ def _connect(paths: RuntimePaths, give_up_s: float) -> Client | None:
     except BusError:
         client.close()
         return None
-    if answer.get("state") == "starting" and answer.get("epoch") == 0:
+    if answer.get("state") == "starting" and answer.get("epoch") == NO_EPOCH:
         client.close()
         return None
     return client

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from agentbus.limits import MIB
 
 OBEYS_PERMISSIONS = """
 import ctypes, os, sys
@@ -42,20 +45,50 @@ def obeying_permissions(command: list[str]) -> list[str]:
     return [sys.executable, "-c", OBEYS_PERMISSIONS, *command]
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str = "2m") -> Iterator[None]:
-    """A file system of that size on `folder`; needs Linux and root."""
+CAN_MOUNT = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("mount") is not None
+MOUNTED_BY = "agentbus-test-"
+"""What a file system of a test is called, before the process id of whoever mounted it."""
+
+
+def mount(folder: Path, size_bytes: int) -> None:
+    """A file system of that size on `folder`, which is made; needs `CAN_MOUNT`.
+
+    It is the caller's to unmount. What somebody left who was killed before that is unmounted here.
+    Raises OSError.
+    """
+    _unmount_what_is_left()
     folder.mkdir(mode=0o700, exist_ok=True)
+    options = f"size={size_bytes},mode=0700"
+    name = f"{MOUNTED_BY}{os.getpid()}"
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "agentbus-test", str(folder)],
-        capture_output=True,
-        text=True,
+        ["mount", "-t", "tmpfs", "-o", options, name, str(folder)], capture_output=True, text=True
     )
-    assert mounted.returncode == 0, mounted.stderr
+    if mounted.returncode != 0:
+        raise OSError(mounted.stderr)
+
+
+def unmount(folder: Path) -> None:
+    """Also while somebody still has a file of it open: then it goes with the last of them."""
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _unmount_what_is_left() -> None:
+    for line in Path("/proc/mounts").read_text().splitlines():
+        name, folder, *_ = line.split()
+        pid = name.removeprefix(MOUNTED_BY)
+        if pid != name and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(subprocess.CalledProcessError):  # another one was quicker
+                unmount(Path(folder))
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size_bytes: int = 2 * MIB) -> Iterator[None]:
+    """A file system of that size on `folder`; needs `CAN_MOUNT`."""
+    mount(folder, size_bytes)
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+        unmount(folder)
 
 
 def fill(folder: Path) -> Path:

@@ -5,6 +5,7 @@ Owns the mapping from errors to exit codes. Never lets a traceback out. Runs on 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -67,6 +68,9 @@ def _what_is_wrong(usage: str, given: Sequence[str]) -> str:
 
 def run(command: Callable[[], int]) -> int:
     """Run a command; its errors become a line on stderr and an exit code."""
+    if not logging.root.handlers:
+        # What the store warns of is for a daemon's log; by default it would go to stderr as it is.
+        logging.root.addHandler(logging.NullHandler())
     try:
         code = command()
         sys.stdout.flush()

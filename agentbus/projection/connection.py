@@ -110,5 +110,10 @@ def info(client: Client, section: str) -> dict[str, Any]:
 
 
 def dataset_bytes(client: Client) -> int:
-    """What the Redis budget is compared with: data and indexes, without process overhead."""
-    return int(info(client, "memory")["used_memory_dataset"])
+    """What the Redis budget is compared with: data and indexes, without process overhead.
+
+    Redis counts buffers of clients that have just been freed as overhead for up to a second. Where
+    they are more than all data, its own `used_memory_dataset` wraps around to 16 EiB.
+    """
+    memory = info(client, "memory")
+    return max(0, int(memory["used_memory"]) - int(memory["used_memory_overhead"]))

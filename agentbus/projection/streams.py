@@ -301,7 +301,7 @@ class StreamReader:
         through = after
         while True:
             wanted = min(count - len(entries), READ_ENTRIES)
-            [fetched] = self._fetch([(channel_id, through)], wanted)
+            fetched = self._fetch(channel_id, through, wanted)
             for hole in fetched.holes:
                 holes += (hole,)
                 through = hole.through
@@ -315,51 +315,36 @@ class StreamReader:
             if not fetched.more or len(entries) >= count:
                 return StreamSlice(entries, through, holes, fetched.more)
 
-    def read_many(
-        self, cursors: collections.abc.Sequence[tuple[ChannelId, Sequence]], count: int
-    ) -> list[StreamSlice]:
-        """At most `count` entries after each cursor, in one round trip, in the order asked for."""
-        return self._fetch(cursors, count)
-
-    def _fetch(
-        self, cursors: collections.abc.Sequence[tuple[ChannelId, Sequence]], count: int
-    ) -> list[StreamSlice]:
-        if not cursors:
-            return []
-        channel_ids = [channel_id for channel_id, _ in cursors]
-        commands: list[Command] = [
-            ("XRANGE", keys.stream(channel_id), keys.entry_id(after + 1), "+", "COUNT", count)
-            for channel_id, after in cursors
-        ]
-        commands.append(("HMGET", keys.REMOVED, *channel_ids))
-        commands.append(("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID))
-        # As one: a removal between ranges and marks would make entries that were read look missing.
-        *ranges, marks, is_marked = self._ask(commands, atomic=True)
+    def _fetch(self, channel_id: ChannelId, after: Sequence, count: int) -> StreamSlice:
+        """At most `count` entries after a cursor, in one round trip, or two where there are
+        memories among them."""
+        # As one: a removal between range and mark would make entries that were read look missing.
+        found, mark, is_marked = self._ask(
+            [
+                ("XRANGE", keys.stream(channel_id), keys.entry_id(after + 1), "+", "COUNT", count),
+                ("HGET", keys.REMOVED, channel_id),
+                ("HEXISTS", keys.MARKER, keys.MARKER_BUS_ID),
+            ],
+            atomic=True,
+        )
         _require(is_marked)
-        memories = self._memories(ranges)
-        slices = []
-        for (channel_id, after), found, mark in zip(cursors, ranges, marks, strict=True):
-            entries = [_entry(channel_id, entry, fields, memories) for entry, fields in found]
-            removed = Sequence(int(mark or 0))
-            slices.append(
-                StreamSlice(
-                    [entry for entry in entries if entry is not None],
-                    keys.entry_sequence(found[-1][0]) if found else max(after, removed),
-                    (Hole(after, removed),) if removed > after else (),
-                    more=len(found) >= count,
-                )
-            )
-        return slices
+        memories = self._memories(found)
+        entries = [_entry(channel_id, entry, fields, memories) for entry, fields in found]
+        removed = Sequence(int(mark or 0))
+        return StreamSlice(
+            [entry for entry in entries if entry is not None],
+            keys.entry_sequence(found[-1][0]) if found else max(after, removed),
+            (Hole(after, removed),) if removed > after else (),
+            more=len(found) >= count,
+        )
 
-    def _memories(self, ranges: list[Any]) -> dict[bytes, bytes]:
-        """Live envelopes of the memories in these ranges, by id.
+    def _memories(self, found: list[Any]) -> dict[bytes, bytes]:
+        """Live envelopes of the memories among what was found in a stream, by id.
 
-        Read after the ranges, so it is the newest that is projected; a deleted one is missing, and
+        Read after the stream, so it is the newest that is projected; a deleted one is missing, and
         so would all be of a Redis that was emptied meanwhile.
         """
-        ids = [
-            fields[1] for found in ranges for _, fields in found if fields[0] == keys.ENTRY_MEMORY
-        ]
+        ids = [fields[1] for _, fields in found if fields[0] == keys.ENTRY_MEMORY]
         if not ids:
             return {}
         names = [keys.memory(MessageId(memory_id.decode())) for memory_id in ids]

@@ -6,7 +6,7 @@ registrar's, before this is asked. Runs on the ledger's thread.
 
 from __future__ import annotations
 
-from agentbus.ids import AgentId, Generation, SessionId, new_id
+from agentbus.ids import AgentId, Generation, Sequence, SessionId, new_id
 from agentbus.limits import DEFAULT_CHANNEL
 from agentbus.rules.names import child_name, main_name
 from agentbus.store.accounting import row_bytes
@@ -32,7 +32,7 @@ _SELECT_SESSION = text(
         Session.role,
         Session.display_name,
         Session.repository,
-        Session.last_seen_us,
+        Session.seen_sequence,
     ).where(
         (Session.agent == PLACE)
         & (Session.application == PLACE)
@@ -52,6 +52,7 @@ _UPDATE_SESSION = text(
             Session.repository: PLACE,
             Session.generation: PLACE,
             Session.last_seen_us: PLACE,
+            Session.used_sequence: Session.seen_sequence,  # its last result may be lost
         }
     ).where(Session.id == PLACE)
 )
@@ -81,6 +82,8 @@ def bind_session(work: Work, change: BindSession) -> Done:
                 generation,
                 work.now_us,
                 work.now_us,
+                work.counters.last_sequence,
+                work.counters.last_sequence,
             ),
         )
         general = work.require_channel(DEFAULT_CHANNEL)
@@ -101,7 +104,7 @@ def bind_session(work: Work, change: BindSession) -> Done:
         work.execute(_UPDATE_SESSION, (*after, generation, work.now_us, session_id))
         work.counters.logical_bytes += row_bytes(after) - row_bytes(known[1:5])
         subscriptions = rows_of_session(work, session_id, facts)
-        changes = memory_changes(work, subscriptions, since_us=known[5])
+        changes = memory_changes(work, subscriptions, since=Sequence(known[5]))
     work.staged.generations[session_id] = generation
     return Done(
         SessionBound(

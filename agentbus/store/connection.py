@@ -47,14 +47,14 @@ class FilesGone(Exception):
 
 
 class CommitUncertain(Exception):
-    """COMMIT itself raised: the batch may or may not be on disk, only reopening tells."""
+    """COMMIT itself raised: its changes may or may not be on disk, only reopening tells."""
 
 
 def open_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
     """Open for reading and writing; makes an empty file where there is none.
 
-    Raises DatabaseUnusable, and leaves a file of another
-    program untouched. There may be one writer per file (the daemon's lock sees to it).
+    Raises DatabaseUnusable, and leaves a file of another program untouched. There may be one writer
+    per file (the daemon's lock sees to it).
     """
     try:
         make_private(path)
@@ -170,10 +170,41 @@ def _inode(path: Path) -> int | None:
         return None
 
 
+def wrote_nothing(error: Exception) -> bool:
+    """Did COMMIT fail in a way that leaves no doubt?
+
+    SQLITE_FULL is raised when a page could not be appended to the WAL. The frame that makes a
+    transaction valid is the last one appended, so it is not there, and SQLite has rolled back.
+    Every other failure may come from the sync after that frame.
+    """
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def commit_whole(connection: sqlite3.Connection, path: Path, done: str, advice: str) -> None:
+    """COMMIT of what concerns the whole bus, and which no receipt remembers.
+
+    Raises sqlite3.Error when certainly nothing was stored, else CommitUncertain: its text says that
+    nobody knows whether it is `done`, and what to do.
+    """
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        if wrote_nothing(error):
+            raise
+        raise CommitUncertain(
+            f"{path}: the disk did not say whether {done} ({error}); repair it, then {advice}"
+        ) from error
+
+
 def is_damage(error: Exception) -> bool:
     """Does SQLite say that the file is not what it wrote?"""
     name = getattr(error, "sqlite_errorname", "")
     return name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
+
+
+def _does_not_know(error: sqlite3.Error) -> bool:
+    """Does it miss a table or a column that every bus has, or find one that none has?"""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
 def damaged(path: Path, how: str) -> DatabaseUnusable:
@@ -187,7 +218,7 @@ def damaged(path: Path, how: str) -> DatabaseUnusable:
 
 def unusable(path: Path, error: sqlite3.Error) -> DatabaseUnusable:
     """Say what SQLite's complaint about a file means."""
-    if is_damage(error):
+    if is_damage(error) or _does_not_know(error):
         return damaged(path, str(error))
     return DatabaseUnusable(
         f"{path}: cannot be opened ({error}); check that the folder exists, is on a local disk "

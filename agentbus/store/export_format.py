@@ -10,7 +10,7 @@ every byte before it, so that a file which was cut or changed is not taken for a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentbus.encoding import decode_strict
@@ -34,6 +34,8 @@ from agentbus.store.schema import (
 FORMAT_VERSION: Final = 1
 HEADER: Final = "agentbus_export"
 TRAILER: Final = "end"
+BEGINNING: Final = b'{"%s":' % HEADER.encode()
+"""The first bytes of an export: they tell it from another file, which must not be overwritten."""
 
 LINE_BYTES: Final = 16 * MIB
 """Far above the largest envelope; a file without line ends is not read whole."""
@@ -43,8 +45,13 @@ _LINE_DEPTH: Final = JSON_DEPTH + 3
 
 _ID: Final = Text(min_bytes=1, max_bytes=1024)
 _TEXT: Final = Text()
-_NUMBER: Final = Integer(0, 2**63 - 1)
-_COUNTED: Final = Integer(1, 2**63 - 1)
+_COUNT_MAX: Final = 2**53 - 1
+"""Of sequences, generations and ids: the bus counts on from them, and every reader of JSON has them
+exactly."""
+
+_NUMBER: Final = Integer(0, _COUNT_MAX)
+_COUNTED: Final = Integer(1, _COUNT_MAX)
+_TIME: Final = Integer(0, 253_402_300_799_999_999)  # the last microsecond that RFC 3339 can name
 
 
 class _Object:
@@ -77,7 +84,10 @@ class _Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A record. `plural` names its count in the trailer; a field of `nullable` may be null."""
+    """A record. `plural` names its count in the trailer; a field of `nullable` may be null.
+
+    `later`: fields that exports of an older schema lack, and what they stand for then.
+    """
 
     name: str
     plural: str
@@ -85,10 +95,11 @@ class Kind:
     fields: Mapping[str, Check]
     nullable: frozenset[str] = frozenset()
     order: str = "id"
+    later: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS: Final = (
-    Kind("agent", "agents", Agent, {"id": _ID, "name": Name(), "created_at_us": _NUMBER}),
+    Kind("agent", "agents", Agent, {"id": _ID, "name": Name(), "created_at_us": _TIME}),
     Kind(
         "session",
         "sessions",
@@ -104,10 +115,13 @@ KINDS: Final = (
             "display_name": _TEXT,
             "repository": _TEXT,
             "generation": _NUMBER,
-            "created_at_us": _NUMBER,
-            "last_seen_us": _NUMBER,
+            "created_at_us": _TIME,
+            "last_seen_us": _TIME,
+            "used_sequence": _NUMBER,
+            "seen_sequence": _NUMBER,
         },
         frozenset(("parent", "role", "repository")),
+        later={"used_sequence": 0, "seen_sequence": 0},
     ),
     Kind(
         "channel",
@@ -117,7 +131,7 @@ KINDS: Final = (
             "id": _COUNTED,
             "name": Name(),
             "kind": Choice(("ordinary", "memory")),
-            "created_at_us": _NUMBER,
+            "created_at_us": _TIME,
             "created_sequence": _NUMBER,
             "newest": _NUMBER,
             "removed_through": _NUMBER,
@@ -145,8 +159,8 @@ KINDS: Final = (
             "channel": _COUNTED,
             "handed_off": _NUMBER,
             "confirmed": _NUMBER,
-            "last_used_us": _NUMBER,
-            "expired_at_us": _NUMBER,
+            "last_used_us": _TIME,
+            "expired_at_us": _TIME,
         },
         frozenset(("expired_at_us",)),
     ),
@@ -157,8 +171,8 @@ KINDS: Final = (
         {
             "position": _COUNTED,
             "session": _ID,
-            "sent_at_us": _NUMBER,
-            "tombstoned_at_us": _NUMBER,
+            "sent_at_us": _TIME,
+            "tombstoned_at_us": _TIME,
             "ended_sequence": _COUNTED,
             "envelope": _Object(),
         },
@@ -174,8 +188,8 @@ KINDS: Final = (
             "operation_id": _ID,
             "fingerprint": _Fingerprint(),
             "result": _Object(),
-            "accepted_at_us": _NUMBER,
-            "expires_at_us": _NUMBER,
+            "accepted_at_us": _TIME,
+            "expires_at_us": _TIME,
         },
         order="session, operation_id",
     ),
@@ -230,11 +244,16 @@ def checked_header(value: dict[str, Any]) -> dict[str, Any]:
             f"has format version {describe(value[HEADER])}, this program reads {FORMAT_VERSION}; "
             "use the agentbus that wrote it"
         )
-    return _checked(value, _HEADER_FIELDS)
+    header = _checked(value, _HEADER_FIELDS)
+    if header["purged_through"] > header["last_sequence"]:
+        raise ValidationError("purged_through is above last_sequence")
+    return header
 
 
 def checked_record(kind: Kind, value: Any) -> dict[str, Any]:
     """The fields of a record. Raises ValidationError that names the field."""
+    if kind.later and isinstance(value, dict):
+        value = {**kind.later, **value}
     return _checked(value, kind.fields, nullable=kind.nullable)
 
 

@@ -1,9 +1,9 @@
 """Read an export into an empty bus, in one transaction: all of it or nothing.
 
 Owns what an export must be to become a bus: every line is checked by itself (export_format.py) and
-against those before it. Whoever imports holds the bus's locks. The new bus has an id of its own, as
-an export may be read twice and the two go on differently; sessions, cursors, message ids, sequences
-and receipts are what they were. Runs on the main thread of a command.
+against those before it (import_check.py). Whoever imports holds the bus's locks. The new bus has an
+id of its own, as an export may be read twice and the two go on differently; sessions, cursors,
+message ids, sequences and receipts are what they were. Runs on the main thread of a command.
 """
 
 from __future__ import annotations
@@ -11,36 +11,31 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from peewee import SQL, fn
 
-from agentbus.encoding import encode
 from agentbus.errors import ValidationError
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, Generation, Sequence
-from agentbus.limits import DEFAULT_CHANNEL
-from agentbus.store.connection import Synchronous, unusable
+from agentbus.store.connection import Synchronous, commit_whole, unusable
 from agentbus.store.creation import insert_meta
 from agentbus.store.export_format import (
     KINDS,
     LINE_BYTES,
     TRAILER,
-    Kind,
-    check_envelope,
     checked_header,
     checked_record,
     checked_trailer,
     decode_line,
 )
+from agentbus.store.import_check import Records
 from agentbus.store.opening import close_bus, open_bus
 from agentbus.store.reset import empty_tables
 from agentbus.store.schema import (
     DATA_TABLES,
-    LIVE_MEMORY,
-    PLACE,
     Channel,
     Message,
     insert_text,
@@ -59,13 +54,6 @@ _RETAINED = text(
         }
     )
 )
-_TWICE_LIVE = text(
-    Message.select(Message.message_id)
-    .where(LIVE_MEMORY)
-    .group_by(Message.message_id)
-    .having(fn.COUNT(SQL("*")) > SQL("1"))
-    .limit(PLACE)
-)
 
 
 class ImportRefused(Exception):
@@ -81,25 +69,12 @@ class ImportSummary:
     last_sequence: Sequence
 
 
-@dataclass(slots=True)
-class _Known:
-    """What later lines may refer to."""
-
-    last_sequence: int
-    last_generation: int
-    agents: set[str] = field(default_factory=set)
-    sessions: set[str] = field(default_factory=set)
-    parents: dict[str, int] = field(default_factory=dict)  # and the line that names one first
-    channels: dict[str, tuple[int, str]] = field(default_factory=dict)  # name -> id, kind
-    channel_ids: set[int] = field(default_factory=set)
-
-
 def import_bus(
     path: Path, synchronous: Synchronous, lines: IO[bytes], now_us: int
 ) -> ImportSummary:
     """Fill the empty bus at `path`, or one that is made there.
 
-    Raises ImportRefused and DatabaseUnusable; then nothing was imported.
+    Raises ImportRefused or DatabaseUnusable, and then nothing was imported; or CommitUncertain.
     """
     reading = _Lines(lines)
     header = reading.header()  # before a file is made for what is no export
@@ -110,15 +85,16 @@ def import_bus(
         connection.execute("BEGIN IMMEDIATE")
         before = load_committed(connection).counters
         empty_tables(connection)
-        known = _Known(header["last_sequence"], header["last_generation"])
-        counts = _insert_all(connection, reading, known)
+        counts = _insert_all(connection, reading, Records(header))
         connection.execute(_RETAINED)
         # An empty bus may have had messages; its numbers never come again either.
         last_sequence = Sequence(max(header["last_sequence"], before.last_sequence))
         last_generation = Generation(max(header["last_generation"], before.last_generation))
         insert_meta(connection, last_sequence, last_generation, header["purged_through"])
         reach("during_import")
-        connection.execute("COMMIT")
+        commit_whole(
+            connection, path, "it was imported", "import again: a bus that has it is refused"
+        )
         in_order = True
         return ImportSummary(load_bus_id(connection), counts, last_sequence)
     except sqlite3.Error as error:
@@ -198,129 +174,25 @@ class _Lines:
             raise self.refuse(error.message) from None
 
 
-def _insert_all(connection: sqlite3.Connection, lines: _Lines, known: _Known) -> dict[str, int]:
+def _insert_all(connection: sqlite3.Connection, lines: _Lines, records: Records) -> dict[str, int]:
     counts = {kind.plural: 0 for kind in KINDS}
     kinds = {kind.name: (index, kind) for index, kind in enumerate(KINDS)}
     reached = 0
-    last_message = 0
     for name, content in lines.records():
         index, kind = kinds[name]
         if index < reached:
             raise lines.refuse(f"a {name} after a {KINDS[reached].name}: the order is fixed")
         reached = index
         try:
-            record = checked_record(kind, content)
-            row = _row(kind, record, known, lines.number)
+            row = records.row(kind, checked_record(kind, content), lines.number)
         except ValidationError as error:
             raise lines.refuse(f"{name}: {error.message}") from None
-        if name == "message":
-            if row[0] <= last_message:
-                raise lines.refuse("message: envelope.sequence must be above the one before")
-            last_message = row[0]
         try:
             connection.execute(_INSERTS[name], row)
         except sqlite3.IntegrityError as error:
             raise lines.refuse(f"{name}: repeats an earlier one ({error})") from None
         counts[kind.plural] += 1
-    for parent, number in known.parents.items():
-        if parent not in known.sessions:
-            raise lines.refuse(f"session: parent {parent!r} is no session of the export", number)
-    if known.channels.get(DEFAULT_CHANNEL, (0, ""))[1] != "ordinary":
-        raise lines.refuse(f"the export has no ordinary channel {DEFAULT_CHANNEL!r}")
-    twice = connection.execute(_TWICE_LIVE, (1,)).fetchone()
-    if twice is not None:
-        raise lines.refuse(f"memory {twice[0]!r} has two revisions that live")
+    missing = records.end()
+    if missing is not None:
+        raise lines.refuse(*missing)
     return counts
-
-
-def _row(kind: Kind, record: dict[str, Any], known: _Known, number: int) -> tuple[Any, ...]:
-    """The row of a record, columns in the order of their table. Raises ValidationError."""
-    match kind.name:
-        case "agent":
-            known.agents.add(record["id"])
-        case "session":
-            _require(record["agent"] in known.agents, "agent is no agent of the export")
-            _require(
-                record["generation"] <= known.last_generation,
-                "generation is above last_generation of the header",
-            )
-            known.sessions.add(record["id"])
-            if record["parent"] is not None:
-                known.parents.setdefault(record["parent"], number)
-        case "channel":
-            known.channels[record["name"]] = (record["id"], record["kind"])
-            known.channel_ids.add(record["id"])
-            for name in ("created_sequence", "newest", "removed_through"):
-                _require_committed(known, name, record[name])
-            row = tuple(record.values())
-            return (*row[:-1], 0, row[-1])  # `retained` is counted when all messages are there
-        case "removed":
-            _require(record["channel"] in known.channel_ids, "channel is no channel of the export")
-            _require_committed(known, "to_sequence", record["to_sequence"])
-            _require(
-                record["from_sequence"] <= record["to_sequence"],
-                "from_sequence is above to_sequence",
-            )
-        case "subscription":
-            _require(record["session"] in known.sessions, "session is no session of the export")
-            _require(record["channel"] in known.channel_ids, "channel is no channel of the export")
-            _require(record["confirmed"] <= record["handed_off"], "confirmed is above handed_off")
-            _require_committed(known, "handed_off", record["handed_off"])
-        case "message":
-            return _message_row(record, known)
-        case _:  # receipt
-            _require(record["session"] in known.sessions, "session is no session of the export")
-            record["result"] = encode(record["result"])
-    return tuple(record.values())
-
-
-def _message_row(record: dict[str, Any], known: _Known) -> tuple[Any, ...]:
-    envelope = record["envelope"]
-    check_envelope(envelope, record["sent_at_us"])
-    _require(record["session"] in known.sessions, "session is no session of the export")
-    _require(envelope["channel"] in known.channels, "envelope.channel is no channel of the export")
-    channel_id, channel_kind = known.channels[envelope["channel"]]
-    _require(envelope["channel_kind"] == channel_kind, "envelope.channel_kind is not its channel's")
-    sequence = envelope["sequence"]
-    tombstoned_at_us, ended_sequence = record["tombstoned_at_us"], record["ended_sequence"]
-    _require_committed(known, "envelope.sequence", sequence)
-    _require(
-        (tombstoned_at_us is None) == (ended_sequence is None),
-        "tombstoned_at_us and ended_sequence go together",
-    )
-    if channel_kind == "ordinary":
-        _require(
-            record["position"] == sequence
-            and envelope["revision"] == 1
-            and tombstoned_at_us is None,
-            "an ordinary message has one revision, which stands at its own sequence and never ends",
-        )
-    else:
-        _require(record["position"] <= sequence, "position is above envelope.sequence")
-        if ended_sequence is not None:
-            _require_committed(known, "ended_sequence", ended_sequence)
-            _require(ended_sequence > sequence, "ended_sequence is not above envelope.sequence")
-    return (
-        sequence,
-        envelope["message_id"],
-        envelope["revision"],
-        channel_id,
-        record["position"],
-        record["session"],
-        record["sent_at_us"],
-        envelope.get("thread"),
-        envelope.get("reply_to"),
-        channel_kind == "memory",
-        tombstoned_at_us,
-        ended_sequence,
-        encode(envelope),
-    )
-
-
-def _require_committed(known: _Known, name: str, sequence: int) -> None:
-    _require(sequence <= known.last_sequence, f"{name} is above last_sequence of the header")
-
-
-def _require(holds: bool, problem: str) -> None:
-    if not holds:
-        raise ValidationError(problem)

@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from agentbus.limits import MIB
 from agentbus.store.connection import damaged
-from agentbus.store.schema import PLACE, Meta, insert_text, text
+from agentbus.store.schema import DATA_TABLES, PLACE, SCHEMA_VERSION, Meta, insert_text, text
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,15 @@ Mark = Literal["open", "check", "closed"]
 
 _SELECT_META = text(Meta.select(Meta.value).where(Meta.key == PLACE))
 _SET_META = insert_text(Meta, replace=True)
-_COUNTERS: Final = ("bus_id", "last_sequence", "last_generation", "logical_bytes")
+_ALL_COLUMNS: Final = tuple(text(table.select().limit(PLACE)) for table in (*DATA_TABLES, Meta))
+_COUNTERS: Final = {
+    "bus_id": str,
+    "last_sequence": int,
+    "last_generation": int,
+    "logical_bytes": int,
+    "purged_through": int,
+}
+_SINCE_VERSION_2: Final = "purged_through"
 
 
 def read_mark(connection: sqlite3.Connection) -> Mark | None:
@@ -58,7 +66,9 @@ def write_mark(connection: sqlite3.Connection, mark: Mark) -> None:
     connection.execute(_SET_META, (_MARK, mark))
 
 
-def check_whole(connection: sqlite3.Connection, path: Path, *, ended_in_order: bool) -> None:
+def check_whole(
+    connection: sqlite3.Connection, path: Path, version: int, *, ended_in_order: bool
+) -> None:
     """Raises DatabaseUnusable for a file that is damaged; what SQLite raises says the same."""
     size_bytes = os.stat(path).st_size
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
@@ -66,7 +76,10 @@ def check_whole(connection: sqlite3.Connection, path: Path, *, ended_in_order: b
         raise damaged(path, f"cut off in the middle of a page, at {size_bytes} bytes")
     if not ended_in_order or size_bytes <= ALWAYS_CHECKED_BYTES:
         check_pages(connection, path)
-    _check_counters(connection, path)
+    if version == SCHEMA_VERSION:
+        for statement in _ALL_COLUMNS:
+            connection.execute(statement, (0,))  # refused by SQLite where one is missing
+    _check_counters(connection, path, version)
 
 
 def check_pages(connection: sqlite3.Connection, path: Path) -> None:
@@ -89,13 +102,17 @@ def check_pages(connection: sqlite3.Connection, path: Path) -> None:
     _log.info("%s: whole, checked in %.2f s", path, time.monotonic() - begun_s)
 
 
-def _check_counters(connection: sqlite3.Connection, path: Path) -> None:
+def _check_counters(connection: sqlite3.Connection, path: Path, version: int) -> None:
     """A counter that went back would give out sequences and generations a second time."""
     values = {}
-    for key in _COUNTERS:
+    for key, kind in _COUNTERS.items():
+        if version < 2 and key == _SINCE_VERSION_2:
+            continue
         row = connection.execute(_SELECT_META, (key,)).fetchone()
         if row is None:
             raise damaged(path, f"its counter {key} is missing")
+        if not isinstance(row[0], kind):  # a column of SQLite takes anything
+            raise damaged(path, f"its counter {key} is {row[0]!r:.40}")
         values[key] = row[0]
     for key, table, column in (
         ("last_sequence", "messages", "sequence"),

@@ -58,6 +58,7 @@ from agentbus.store.connection import (
     not_read,
     not_written,
     unusable,
+    wrote_nothing,
 )
 from agentbus.store.fts import TextIndex
 from agentbus.store.integrity import check_pages
@@ -231,7 +232,7 @@ class LedgerStore:
             if mutates:
                 reach("after_commit")
         except (sqlite3.Error, OSError) as error:
-            if _wrote_nothing(error):
+            if wrote_nothing(error):
                 return self._unavailable(batch, error)
             self._uncertain = True
             raise CommitUncertain(f"COMMIT failed: {error}") from error
@@ -372,16 +373,6 @@ def _is_new_mutation(change: Change, outcome: Outcome) -> bool:
     """Only these have to fit the budget: a repeat adds nothing, and what else a session needs in
     order to read on is small."""
     return isinstance(change, Mutation) and isinstance(outcome, Done) and outcome.charged
-
-
-def _wrote_nothing(error: Exception) -> bool:
-    """Did COMMIT fail in a way that leaves no doubt?
-
-    SQLITE_FULL is raised when a page could not be appended to the WAL. The frame that makes a
-    transaction valid is the last one appended, so it is not there, and SQLite has rolled back.
-    Every other failure may come from the sync after that frame.
-    """
-    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 def _answerable(error: Exception, change: Change) -> BusError:

@@ -59,7 +59,7 @@ _SELECT_CHANGED = text(
     .where(
         (Message.channel == PLACE)
         & (Message.position <= PLACE)
-        & (Message.sent_at_us > PLACE)
+        & (Message.sequence > PLACE)
         & (Message.revision > SQL("1"))
         & LIVE_MEMORY
     )
@@ -81,7 +81,7 @@ _SELECT_DELETED = text(
     .where(
         (Message.channel == PLACE)
         & (Message.position <= PLACE)
-        & (Message.tombstoned_at_us > PLACE)
+        & (Message.ended_sequence > PLACE)
         & LAST_OF_DELETED
     )
     .order_by(Message.ended_sequence.desc())
@@ -207,9 +207,9 @@ def remove_memory(work: Work, change: RemoveMemory) -> Done:
 
 
 def memory_changes(
-    work: Work, subscriptions: tuple[SubscriptionRow, ...], since_us: int
+    work: Work, subscriptions: tuple[SubscriptionRow, ...], since: Sequence
 ) -> tuple[MemoryChange, ...]:
-    """The newest changes, oldest first, of memories that these subscriptions have passed.
+    """The newest changes after `since`, oldest first, of memories that these have passed.
 
     A memory that a subscription has not reached yet is delivered as it then is, and so not named.
     """
@@ -217,7 +217,7 @@ def memory_changes(
     for row in subscriptions:
         if row.kind != "memory" or row.expired_at_us is not None:
             continue
-        place = (row.channel_id, row.handed_off, since_us, MEMORY_CHANGES)
+        place = (row.channel_id, row.handed_off, since, MEMORY_CHANGES)
         for sequence, memory_id, revision, sent_at_us, envelope in work.execute(
             _SELECT_CHANGED, place
         ):

@@ -135,7 +135,8 @@ def _check(path: Path, log: LogState) -> int:
         mark = read_mark(connection)
         if mark == "open" and not log.present:
             raise _log_missing(path)
-        check_whole(connection, path, ended_in_order=mark == "closed" and not log.size_bytes)
+        in_order = mark == "closed" and not log.size_bytes
+        check_whole(connection, path, known, ended_in_order=in_order)
         return known
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentbus.failpoints import reach
 from agentbus.ids import BusId, Generation, Sequence
-from agentbus.store.connection import Synchronous, unusable
+from agentbus.store.connection import Synchronous, commit_whole, unusable
 from agentbus.store.creation import insert_first_rows
 from agentbus.store.fts import DROP_TEXT_INDEX
 from agentbus.store.opening import close_bus, open_bus
@@ -33,11 +33,14 @@ class ResetResult:
 
 
 def reset_database(path: Path, synchronous: Synchronous, now_us: int) -> ResetResult:
-    """Make the bus empty, with a new bus id. Raises DatabaseUnusable; then nothing was deleted."""
+    """Make the bus empty, with a new bus id.
+
+    Raises DatabaseUnusable, and then nothing was deleted; or CommitUncertain.
+    """
     connection = open_bus(path, synchronous, now_us)
     in_order = False
     try:
-        _reset(connection, now_us)
+        _reset(connection, path, now_us)
         reach("after_reset")
         counters = load_committed(connection).counters
         result = ResetResult(
@@ -58,14 +61,14 @@ def empty_tables(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-def _reset(connection: sqlite3.Connection, now_us: int) -> None:
+def _reset(connection: sqlite3.Connection, path: Path, now_us: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         counters = load_committed(connection).counters
         empty_tables(connection)
         reach("during_reset")
         insert_first_rows(connection, now_us, counters.last_sequence, counters.last_generation)
-        connection.execute("COMMIT")
+        commit_whole(connection, path, "the bus was emptied", "run agentbus reset again")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")

@@ -27,7 +27,7 @@ from peewee import (
     TextField,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x41674273
 """`AgBs` in the file header: tells our file from another program's database."""
 
@@ -55,7 +55,12 @@ class Agent(Base):
 
 
 class Session(Base):
-    """One native conversation, or a child of one (`child` is empty for a main conversation)."""
+    """One native conversation, or a child of one (`child` is empty for a main conversation).
+
+    `used_sequence`: the bus's newest when the session last received from a memory channel. What
+    it saw of memories then is confirmed by its next such call, so `seen_sequence` is the one of
+    the call before.
+    """
 
     id = TextField(primary_key=True)
     agent = TextField()
@@ -69,6 +74,8 @@ class Session(Base):
     generation = BigIntegerField()
     created_at_us = BigIntegerField()
     last_seen_us = BigIntegerField()
+    used_sequence = BigIntegerField()
+    seen_sequence = BigIntegerField()
 
     class Meta:
         table_name = "sessions"

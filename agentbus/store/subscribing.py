@@ -30,7 +30,7 @@ from agentbus.store.changes import (
     SubscriptionOpened,
     SubscriptionRow,
 )
-from agentbus.store.schema import PLACE, Channel, Subscription, insert_text, text
+from agentbus.store.schema import PLACE, Channel, Session, Subscription, insert_text, text
 from agentbus.store.work import ChannelState, Work
 
 SUBSCRIPTION_ROWS = Subscription.select(
@@ -68,6 +68,11 @@ _MOVE = text(
 )
 _EXPIRE = text(
     Subscription.update({Subscription.expired_at_us: PLACE}).where(Subscription.id == PLACE)
+)
+_READ_MEMORIES = text(
+    Session.update(
+        {Session.seen_sequence: Session.used_sequence, Session.used_sequence: PLACE}
+    ).where(Session.id == PLACE)
 )
 
 
@@ -158,7 +163,11 @@ def close_subscription(work: Work, change: CloseSubscription) -> Done:
 
 
 def move_cursors(work: Work, change: MoveCursors) -> Done:
-    """Apply reports. The result is a tuple of the rows as they now stand, skipped ones left out."""
+    """Apply reports. The result is a tuple of the rows as they now stand, skipped ones left out.
+
+    Memories change without a position of their own, so what a session has seen of them is counted
+    by its calls: one that reads a memory channel confirms what the one before it has shown.
+    """
     work.require_current(change.attachment)
     session_id = change.attachment.session_id
     newest = work.counters.last_sequence
@@ -169,6 +178,7 @@ def move_cursors(work: Work, change: MoveCursors) -> Done:
             )
     facts: list[Fact] = []
     rows = []
+    reads_memories = False
     renewed = frozenset(change.renewed)
     handed_off = dict(change.handed_off)
     for subscription_id, position in change.exposed.items():
@@ -187,7 +197,10 @@ def move_cursors(work: Work, change: MoveCursors) -> Done:
         if subscription_id in renewed:
             row = expired_if_idle(work, session_id, row, facts)
             row = _move(work, row, renew=True)
+            reads_memories = reads_memories or row.kind == "memory"
         rows.append(row)
+    if reads_memories:
+        work.execute(_READ_MEMORIES, (newest, session_id))
     for subscription_id in change.expiry_confirmed:
         found = _by_id(work, session_id, subscription_id)
         if found is not None and found.expired_at_us is not None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from agentbus.limits import MIB
 from agentbus.store.connection import BUSY_SECONDS, WAL_CHECKPOINT_PAGES
+from agentbus.store.log_check import log_path
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class WriteAheadLog:
     def __init__(self, connection: sqlite3.Connection, database: Path) -> None:
         self._connection = connection
         self._database = database
-        self._path = database.with_name(f"{database.name}-wal")
+        self._path = log_path(database)
         self._committed_bytes = 0  # its size after the last commit: only commits make it grow
         self._tried_at_s: float | None = None  # None: the last try succeeded, or there was none
         self._next_try_bytes = EMPTY_BYTES

@@ -72,6 +72,11 @@ class RuntimePaths:
         return self.directory / "start.lock"
 
     @property
+    def refusal(self) -> Path:
+        """Why the last start was refused, if it was."""
+        return self.directory / "refused"
+
+    @property
     def redis_socket(self) -> Path:
         """The private Redis listens here."""
         return self.directory / "redis.sock"

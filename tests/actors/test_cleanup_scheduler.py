@@ -18,16 +18,14 @@ from actors.cleanup_messages import (
     PruneWhileFenced,
     RedisMeasured,
 )
-from actors.cleanup_scheduler import CleanupSchedulerActor, Outlets
+from actors.cleanup_scheduler import REST_S, CleanupOutlets, CleanupSchedulerActor
 from actors.messages import (
     ReadinessChanged,
     Submit,
     SubscriptionsExpired,
 )
 from actors.pool import Dispatcher
-from actors.supervisor_messages import (
-    CatchUpFailed,
-)
+from actors.supervisor_messages import CatchUpFailed
 from actors.timer import Timer
 from agentbus.errors import UnavailableError
 from agentbus.ids import ChannelId, RecoveryEpoch, SessionId
@@ -53,7 +51,7 @@ class Scheduler:
         self.registrar, self.supervisor = Probe(), Probe()
         self.used_bytes = 0  # of SQLite
         self.notices: list[dict[str, Any]] = []
-        outlets = Outlets(
+        outlets = CleanupOutlets(
             ledger=self.ledger.address,
             projector=self.projector.address,
             registrar=self.registrar.address,
@@ -229,6 +227,25 @@ def test_room_is_made_for_what_waits_even_beyond_the_free_share(scheduler: Sched
     scheduler.round()
     assert scheduler.evict(1) == 1
     assert scheduler.capacity() == FREE
+
+
+def test_what_waits_for_room_on_a_failing_disk_is_tried_again_after_a_rest(
+    scheduler: Scheduler,
+) -> None:
+    scheduler.used_bytes = MIB
+    full = CapacityReached("sqlite", 100)
+    scheduler.address.tell(full)
+    for _ in range(3):
+        scheduler.slice().reply_to.set_exception(UnavailableError("the disk takes nothing more"))
+        assert scheduler.capacity() == FREE
+        scheduler.address.tell(full)  # as the ledger says when what waits has tried again
+        scheduler.idle()
+        scheduler.clock.advance(REST_S)
+    scheduler.round()
+    scheduler.evict(MIB // 4)
+    assert scheduler.capacity() == FREE
+    scheduler.clock.advance(REST_S)
+    scheduler.idle()
 
 
 def test_an_exhausted_budget_is_told_once_then_daily_and_when_it_clears(

@@ -29,6 +29,7 @@ from actors.messages import (
     Watch,
 )
 from actors.pool import Dispatcher
+from actors.projections import PAGE_ROWS
 from actors.redis_projector import RedisProjectorActor
 from actors.supervisor_messages import (
     CatchUpFailed,
@@ -335,6 +336,30 @@ def test_a_rebuild_tells_its_progress(projection: Projection) -> None:
     progressed = projection.supervisor.expect(CatchUpProgressed)
     assert (progressed.work, progressed.total) == ("filling Redis", 1500)
     assert len(projection.stream()) == 1500
+
+
+@pytest.mark.parametrize(("batches", "filled"), [(1, {"facts"}), (2, {"facts", "read"})])
+def test_a_rebuild_fills_memories_first_then_channels_that_somebody_reads(
+    projection: Projection, monkeypatch: pytest.MonkeyPatch, batches: int, filled: set[str]
+) -> None:
+    bus, sam = projection.bus, projection.sam
+    for channel, kind in (("unread", "ordinary"), ("read", "ordinary"), ("facts", "memory")):
+        bus.done(sam.make(channel, kind))
+    bus.done(sam.unsubscribe("general"))
+    bus.done(sam.subscribe("read"))
+    for channel in ("general", "unread", "read"):
+        bus.store.apply([sam.send(str(n), channel) for n in range(PAGE_ROWS)])
+    bus.done(sam.send("a fact", "facts"))
+    found: list[set[str]] = []
+
+    def look() -> None:
+        with closing(connect(projection.settings.socket_path)) as client:
+            ids = {row.channel: row.channel_id for row in bus.reader().channels()}
+            found.append({name for name, id_ in ids.items() if client.exists(keys.stream(id_))})
+
+    strike_at(monkeypatch, ("during_rebuild", batches), look)
+    projection.catch_up()
+    assert found == [filled]
 
 
 def kill(projection: Projection) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from actors import registrar
 from actors.attachment import Neighbours
 from actors.base import FutureReply
 from actors.channel import ChannelDirectory
@@ -253,6 +254,23 @@ def test_a_bind_that_failed_is_answered_and_the_next_one_follows(desk: Desk) -> 
         first.get(2.0)
     desk.bind()
     assert second.get(2.0)["display_name"] == "Sam"
+
+
+def test_an_attachment_that_cannot_be_started_leaves_nothing_to_wait_for_at_a_stop(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    link = desk.link()
+    with monkeypatch.context() as patch:
+        patch.setattr(registrar, "start_actor", no_thread)
+        desk.attach(link=link)
+        settle(desk.registrar)
+    assert link.reason == "no thread can be started for its attachment"
+    assert desk.crashes == ["AttachmentActor"]
+    assert desk.routes.all() == []
+    assert desk.attach()["resumed"] is True
 
 
 def test_who_has_gone_before_its_turn_is_passed_over(desk: Desk) -> None:

@@ -11,9 +11,7 @@ import pytest
 from actors.base import FutureReply, start_actor, stop_actor
 from actors.messages import HookHeard, LiveSession, Roll, RollAsked
 from actors.reporter import PATIENCE_S, ReportAsked, ReporterActor, Sources
-from actors.supervisor_messages import (
-    HealthAsked,
-)
+from actors.supervisor_messages import HealthAsked
 from actors.timer import Timer
 from agentbus.errors import UnavailableError
 from agentbus.limits import PROTOCOL_VERSION

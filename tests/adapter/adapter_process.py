@@ -37,7 +37,7 @@ class AdapterProcess(RawClient):
         self.client_name = client_name
         self.version = version
 
-    def initialize(self, version: str | None = None, within_s: float = 15.0) -> Any:
+    def initialize(self, version: str | None = None, within_s: float = 30.0) -> Any:
         params = {
             "protocolVersion": version or self.version,
             "capabilities": {},

@@ -30,6 +30,7 @@ from agentbus.encoding import decode_trusted, encode
 from agentbus.errors import RateLimitedError
 from agentbus.limits import GAPS_PER_RESULT, KIB, RESULT_BYTES
 from agentbus.protocol.session import GapRange
+from tests.adapter.deliveries import row
 
 CONFIG = load_config(Path("/nonexistent/agentbus-test.json"))
 
@@ -48,8 +49,7 @@ def facts(hint: str | None = None) -> ReceiveFacts:
 
 def prefetched(*messages: dict[str, Any], gaps: tuple[Any, ...] = ()) -> Prefetch:
     prefetch = Prefetch()
-    row = {"subscription": 1, "channel": "general", "confirmed": 0, "expired_at": None}
-    prefetch.attached("own", 1, [row])
+    prefetch.attached("own", 1, [{**row(1), "channel": "general"}])
     records = tuple((message["sequence"], message) for message in messages)
     arrived = Arrived(1, "general", 0, 10**6, 0, records, gaps, 7)
     prefetch.accept(arrived, epoch=1, pushed=True)

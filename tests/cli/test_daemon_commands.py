@@ -13,6 +13,7 @@ from agentbus.encoding import decode_strict
 from agentbus.projection.finding import find_redis
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
+    EXIT_DATABASE,
     DaemonLock,
     holder_pid,
     prepare_directory,
@@ -101,6 +102,38 @@ def test_daemon_refuses_a_broken_configuration_with_one_line(stopped_bus: ThrowA
         assert "colour" in shown.stderr
         assert shown.stderr.count("\n") == 1
         assert shown.stderr.count("agentbus: ") == 1
+
+
+def test_status_tells_why_the_last_start_was_refused_until_another_one_begins(
+    stopped_bus: ThrowAwayBus,
+) -> None:
+    config = ("--config", str(stopped_bus.config_path))
+    database = stopped_bus.data_directory / "agentbus.sqlite3"
+    database.parent.mkdir(mode=0o700)
+    database.touch()
+    assert agentbus(stopped_bus, "daemon", *config).returncode == EXIT_DATABASE
+    for_people = agentbus(stopped_bus, "status", *config)
+    assert for_people.returncode == EXIT_NOT_RUNNING
+    assert "The last start was refused at 20" in for_people.stdout
+    assert f"Z: {database}: damaged (" in for_people.stdout
+    document = decode_strict(agentbus(stopped_bus, "status", "--json", *config).stdout)
+    assert document["refusal"]["message"].startswith(f"{database}: damaged (")
+    assert document["notes"] == []
+    database.unlink()
+    stopped_bus.start()
+    assert agentbus(stopped_bus, "daemon", *config).returncode == EXIT_ALREADY_RUNNING
+    stopped_bus.kill()
+    document = decode_strict(agentbus(stopped_bus, "status", "--json", *config).stdout)
+    assert (document["running"], document["refusal"]) == (False, None)
+
+
+def test_status_without_a_daemon_tells_of_a_broken_configuration(stopped_bus: ThrowAwayBus) -> None:
+    config = ("--config", str(stopped_bus.config_path))
+    stopped_bus.config_path.write_text('{"colour": "red"}')
+    shown = agentbus(stopped_bus, "status", *config)
+    assert shown.returncode == EXIT_NOT_RUNNING
+    assert "Note: the configuration file cannot be used" in shown.stdout
+    assert "colour" in shown.stdout
 
 
 def test_second_daemon_in_the_foreground_exits_75(running_bus: ThrowAwayBus) -> None:

@@ -104,6 +104,32 @@ def test_without_a_name_the_export_is_a_new_file_in_the_current_folder(
     assert made.name.startswith("agentbus-export-")
 
 
+def test_an_export_replaces_an_export_and_nothing_else(running_bus: ThrowAwayBus) -> None:
+    folder = running_bus.directory
+
+    def export(place: Path) -> str:
+        shown = agentbus_admin(running_bus, "export", "--output", str(place))
+        assert (shown.returncode, shown.stderr.count("\n")) in ((EXIT_OK, 0), (EXIT_USAGE, 1))
+        return shown.stderr
+
+    earlier, link = folder / "earlier", folder / "link"
+    earlier.touch()
+    link.symlink_to(earlier)
+    assert export(earlier) == ""
+    running_bus.attach().call("send", channel="general", content="newer")
+    assert export(link) == ""
+    assert link.is_symlink()
+    assert b"newer" in earlier.read_bytes()
+    os.mkfifo(folder / "pipe")
+    assert "is not a file" in export(folder / "pipe")
+    assert "is a folder" in export(folder)
+    for place in (running_bus.config_path, running_bus.data_directory / DATABASE_NAME):
+        before = place.read_bytes()
+        assert f"{place} is there and is no export" in export(place)
+        assert place.read_bytes() == before
+    assert not list(folder.glob("**/.*.new"))
+
+
 @pytest.mark.parametrize("problem", ["no bus", "no folder"])
 def test_an_export_that_fails_says_why_and_leaves_no_file(
     stopped_bus: ThrowAwayBus, problem: str

@@ -9,6 +9,7 @@ from agentbus.encoding import decode_strict
 from agentbus.transport.singleton import DaemonLock, prepare_directory
 from tests.bus_fixture import ThrowAwayBus
 from tests.cli.command import agentbus, answer_at_terminal
+from tests.store.older import make_older
 
 
 def _config(bus: ThrowAwayBus) -> list[str]:
@@ -51,6 +52,16 @@ def test_reset_without_a_daemon_empties_the_bus(stopped_bus: ThrowAwayBus) -> No
     document = decode_strict(done.stdout)
     assert document["daemon_stopped"] is False
     assert document["bus_id"] != old_id
+    assert _messages(stopped_bus) == 0
+
+
+def test_reset_of_an_older_database_says_what_it_did_and_no_more(
+    stopped_bus: ThrowAwayBus,
+) -> None:
+    stopped_bus.data_directory.mkdir()
+    make_older(stopped_bus.data_directory / DATABASE_NAME, 1)
+    done = agentbus(stopped_bus, "reset", "--yes", *_config(stopped_bus))
+    assert (done.returncode, done.stderr) == (EXIT_OK, "")
     assert _messages(stopped_bus) == 0
 
 

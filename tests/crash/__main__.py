@@ -22,6 +22,7 @@ import itertools
 import secrets
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -51,11 +52,15 @@ def main(argv: list[str]) -> int:
     total: Counter[str] = Counter()
     documents = []
     for report in _reports(seeds, seconds, kinds, parallel):
+        if isinstance(report, BaseException):  # of the checker; nothing is known of the bus then
+            traceback.print_exception(report)
+            total["schedules"] += 1
+            continue
         print(report.line(), flush=True)
-        if not report.verdict.clean:
+        if report.verdict.findings or report.verdict.excused:
             print(report.details(), flush=True)
-            if keep is not None:
-                _keep(report, keep)
+        if not report.verdict.clean and keep is not None:
+            _keep(report, keep)
         total += report.verdict.counts
         total["schedules"] += 1
         total["clean"] += report.verdict.clean
@@ -83,7 +88,7 @@ def _seeds(seed: str, minutes: str | None, schedules: int) -> Iterator[str]:
 
 def _reports(
     seeds: Iterator[str], seconds: float, kinds: tuple[str, ...], parallel: int
-) -> Iterator[Report]:
+) -> Iterator[Report | BaseException]:
     """As they end; a new one begins only when there is a place for it."""
     context = get_context("spawn")  # a fork would take the threads' locks along
     with ProcessPoolExecutor(parallel, mp_context=context, max_tasks_per_child=1) as pool:
@@ -92,9 +97,12 @@ def _reports(
             running.add(pool.submit(run_schedule, seed, seconds, kinds))
             if len(running) == parallel:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        for future in running:
-            yield future.result()
+                yield from map(_outcome, done)
+        yield from map(_outcome, running)
+
+
+def _outcome(future: Future[Report]) -> Report | BaseException:
+    return future.exception() or future.result()
 
 
 def _document(report: Report) -> dict[str, Any]:

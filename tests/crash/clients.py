@@ -351,7 +351,7 @@ class AdapterClient(Client):
             return None
         result: dict[str, Any] = message["result"]["structuredContent"]
         if "error" not in result:
-            self.history.answered[self.name].append(self.history.now_s())
+            self.history.answered.append((self.name, self.history.now_s()))
             if asked == "receive":
                 self._took(result)
         return result
@@ -402,7 +402,7 @@ class AdapterClient(Client):
                 self._read(adapter.receive(5.0))
         self._asked.clear()
         adapter.close()
-        self.history.ended[self.name].append(self.history.now_s())
+        self.history.ended.append((self.name, self.history.now_s()))
 
     def _took(self, result: dict[str, Any]) -> None:
         self._results += 1

@@ -12,14 +12,13 @@ import os
 import random
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agentbus.failpoints import POINTS
-from tests.crash.world import World
+from tests.crash.world import World, environment_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Done:
     """A fault that is in force; `end` is called once, when its time is over."""
 
     what: str
-    end: Callable[[], None] | None = None
+    end: Callable[[], object] | None = None
 
 
 CLOCK_JUMP_MAX_S: Final = 7200.0
@@ -94,14 +93,11 @@ def cut(world: World, rng: random.Random) -> Done:
 
 def restart_race(world: World, rng: random.Random) -> Done:
     """Several stop it and several want it at the same time."""
-    moves = [world.stop_daemon] * rng.randint(1, 2)
+    moves: list[Callable[[], object]] = [world.stop_daemon] * rng.randint(1, 2)
     moves += [lambda: world.start_daemon(within_s=15.0)] * rng.randint(1, 3)
     rng.shuffle(moves)
-    threads = [threading.Thread(target=move, daemon=True) for move in moves]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30.0)
+    for move in moves:
+        world.in_background(move)
     return Done(f"{len(moves)} stop and start at once")
 
 
@@ -110,17 +106,8 @@ def daemon_failpoint(world: World, rng: random.Random) -> Done:
     action = rng.choice(("kill", "kill", "kill", "pause", "raise"))
     entry = f"{rng.choice(DAEMON_POINTS)}@{rng.choice((1, 1, 2, 5, 20))}:{action}"
     _kill("daemon", world.daemon_pid())
-    armed = threading.Thread(target=world.start_daemon, args=(entry, 10.0), daemon=True)
-    armed.start()
-
-    def end() -> None:
-        """An armed daemon must not outlive its fault, for it may be one that never gets ready."""
-        armed.join(30.0)
-        pid = world.daemon_pid()
-        if pid is not None and entry in _environment(pid):
-            _kill("daemon", pid)
-
-    return Done(f"daemon armed with {entry}", end)
+    world.in_background(lambda: world.start_daemon(entry, within_s=10.0))
+    return Done(f"daemon armed with {entry}", world.end_armed_daemon)
 
 
 def adapter_failpoint(world: World, rng: random.Random) -> Done:
@@ -134,7 +121,7 @@ def adapter_failpoint(world: World, rng: random.Random) -> Done:
     def end() -> None:
         adapter.next_failpoint = ""
         pid = _pid(adapter.process)
-        if pid is not None and entry in _environment(pid):
+        if entry in environment_of(pid):
             _kill(adapter.name, pid)
 
     return Done(f"{adapter.name} armed with {entry}", end)
@@ -171,7 +158,7 @@ def _kill(name: str, pid: int | None) -> Done:
 def _pause(name: str, pid: int | None) -> Done:
     if not _signal(pid, signal.SIGSTOP):
         return Done(f"pause {name}: not there")
-    return Done(f"pause {name}", lambda: _signal(pid, signal.SIGCONT) and None)
+    return Done(f"pause {name}", lambda: _signal(pid, signal.SIGCONT))
 
 
 def _signal(pid: int | None, number: signal.Signals) -> bool:
@@ -182,13 +169,6 @@ def _signal(pid: int | None, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _environment(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _shut_down(pid: int, path: Path) -> int:

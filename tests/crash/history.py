@@ -7,7 +7,6 @@ own thread; reading is for when all clients have ended. Times are seconds since 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -132,10 +131,10 @@ class History:
     handed: list[Handed] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    answered: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """When a client had a result that only an attached adapter can give."""
-    ended: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """When a client's adapter had ended."""
+    answered: list[tuple[str, float]] = field(default_factory=list)
+    """When which client had a result that only an attached adapter can give."""
+    ended: list[tuple[str, float]] = field(default_factory=list)
+    """When which client's adapter had ended."""
     stuck: list[str] = field(default_factory=list)
     """What did not end in time although nothing was wrong with it any more."""
     began_s: float = field(default_factory=time.monotonic)

@@ -37,7 +37,7 @@ class Planned:
 def plan(seed: str, seconds: float, kinds: Sequence[str] = tuple(FAULTS)) -> list[Planned]:
     """The faults of so many seconds."""
     rng = random.Random(f"{seed} faults")
-    planned = []
+    planned: list[Planned] = []
     at_s = rng.uniform(0.5, 1.5)
     while at_s < seconds - QUIET_AT_THE_END_S:
         lasts_s = min(rng.choice((0.3, 1.0, LASTS_MAX_S)) * rng.uniform(0.5, 1.0), seconds - at_s)
@@ -53,7 +53,7 @@ def carry_out(planned: Sequence[Planned], world: World, seconds: float) -> None:
     """Strike as planned. When this returns no fault is in force any more."""
     history = world.history
     began_s = time.monotonic()
-    ends: list[tuple[float, int, Fault, Callable[[], None]]] = []
+    ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
 
     def end_until(limit_s: float) -> None:
         while ends and ends[0][0] <= limit_s:

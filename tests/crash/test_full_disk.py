@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +14,12 @@ import pytest
 
 from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.ids import new_id
+from agentbus.limits import KIB
 from agentbus.transport.singleton import EXIT_DATABASE
 from tests.bus_fixture import BusSession, ThrowAwayBus, stop_daemon
 from tests.crash.conversation import attempt
 from tests.eventually import eventually
-from tests.exhaustion import fill, small_disk
-
-CAN_MOUNT = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("mount") is not None
+from tests.exhaustion import CAN_MOUNT, fill, small_disk
 
 CONTENT = "x" * 30_000
 
@@ -168,7 +166,7 @@ def test_a_start_on_a_full_disk_is_refused_in_one_line_and_leaves_no_process(
     bus: ThrowAwayBus, full: str
 ) -> None:
     folder = {"data": bus.data_directory, "run": bus.runtime.directory}[full]
-    with small_disk(folder, "64k"):
+    with small_disk(folder, 64 * KIB):
         fill(folder)
         refused = subprocess.run(
             [*bus.command, "--config", str(bus.config_path)],

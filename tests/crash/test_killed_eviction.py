@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from agentbus.config import DATABASE_NAME
+from agentbus.failpoints import VARIABLE
 from agentbus.ids import Sequence
 from agentbus.limits import KIB
 from agentbus.store.reader import Reader
 from agentbus.transport.client import NoAnswerError
 from tests.bus_fixture import BusSession, ThrowAwayBus
-from tests.crash.test_killed_daemon import FAILPOINT, bus, restart
+from tests.crash.test_killed_daemon import bus, restart
 from tests.stores import both_stores
 
 __all__ = ["bus"]
@@ -34,7 +35,7 @@ def test_killed_while_room_is_made(bus: ThrowAwayBus, failpoint: str) -> None:
         cleanup_free_percent=5,
         search_engine="sqlite",
     )
-    bus.environment[FAILPOINT] = failpoint
+    bus.environment[VARIABLE] = failpoint
     bus.start()
     sam = bus.attach(conversation="s")
     sent: list[int] = []

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +27,7 @@ from tests.bus_fixture import ThrowAwayBus
 from tests.crash.clients import CHANNELS, MEMORIES, AdapterClient, Client, SocketClient
 from tests.crash.history import History
 from tests.eventually import eventually
-
-CAN_MOUNT = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("mount") is not None
+from tests.exhaustion import CAN_MOUNT, mount, unmount
 
 DISK_BYTES = 48 * 1024 * 1024
 ADAPTERS = 3
@@ -40,7 +37,7 @@ ENDS_WITHIN_S = 180.0
 HOOK = ["/bin/sh", "-c", 'cat >/dev/null; echo \'{"decision": "allow"}\'']
 
 
-FIXED: Final = {
+FIXED: Final[dict[str, Any]] = {
     "send_messages_per_second": 10_000,
     "send_kib_per_second": 65_536,
     "message_retention_hours": 1,
@@ -66,10 +63,11 @@ class World:
         self.set_clock(0.0)
         self.bus.environment[SHIFT_VARIABLE] = str(self.shift)
         self.disk = self.bus.data_directory
-        self.mounted = CAN_MOUNT and self._mount()
+        self.mounted = False
         self.history = History()
         self._log = (self.bus.directory / "adapters.log").open("ab")
         self.memories: list[str] = []
+        self._background: list[threading.Thread] = []
         self.adapters = [
             AdapterClient(name, f"{seed} {name}", self.bus, self.history, self.memories, self._log)
             for name in (f"adapter{number}" for number in range(adapters))
@@ -85,6 +83,10 @@ class World:
 
     def prepare(self) -> None:
         """A ready bus, its channels, and every agent subscribed to all of them."""
+        if CAN_MOUNT:
+            with contextlib.suppress(OSError):
+                mount(self.disk, DISK_BYTES)
+                self.mounted = True
         self.start_daemon()
         with contextlib.closing(self.bus.attach("setup")) as setup:
             for channel in CHANNELS:
@@ -103,7 +105,9 @@ class World:
 
     def finish(self) -> None:
         """Have a healthy bus, let the clients take what waits, and wait for their end."""
-        self.start_daemon()
+        for thread in self._background:
+            thread.join()
+        self._have_sound_daemon()
         for client in self.clients:
             client.ending.set()
         for client in self.clients:
@@ -117,10 +121,22 @@ class World:
             if client.failure is not None:
                 self.history.stuck.append(f"{client.name} failed: {client.failure!r}")
 
+    def _have_sound_daemon(self) -> None:
+        """A ready one without failpoints; one that was armed may come up late."""
+        deadline_s = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline_s:
+            self.end_armed_daemon()
+            if self.start_daemon(within_s=5.0) and not self._is_armed(self.daemon_pid()):
+                return
+        self.history.stuck.append(f"the bus is not ready after {READY_WITHIN_S:g} s")
+
     # --- the daemon and Redis ---
 
-    def start_daemon(self, failpoints: str = "", within_s: float = READY_WITHIN_S) -> None:
-        """A ready daemon; the failpoints are those of the one that this call starts, if it does."""
+    def start_daemon(self, failpoints: str = "", within_s: float = READY_WITHIN_S) -> bool:
+        """Have a daemon; whether it got ready, of which with failpoints nobody waits to see.
+
+        The failpoints are those of the one that this call starts, if it does.
+        """
         environment = self.bus.environment | ({VARIABLE: failpoints} if failpoints else {})
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
@@ -129,11 +145,27 @@ class World:
                     self.bus.runtime, self.bus.config_path, deadline_s=5.0, env=environment
                 ).close()
             if failpoints:
-                return
+                return False
             if self.bus.state() == "ready":
-                return
+                return True
             time.sleep(0.02)
-        self.history.stuck.append(f"the bus is not ready after {within_s:g} s")
+        return False
+
+    def end_armed_daemon(self) -> None:
+        """It must not outlive its fault, for it may be one that never gets ready."""
+        pid = self.daemon_pid()
+        if self._is_armed(pid):
+            self._end(pid)
+
+    @staticmethod
+    def _is_armed(pid: int | None) -> bool:
+        return f"{VARIABLE}=" in environment_of(pid)
+
+    def in_background(self, work: Callable[[], object]) -> None:
+        """Something that may take seconds, while other faults strike; it has its own time limit."""
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self._background.append(thread)
 
     def stop_daemon(self) -> None:
         """Ask it to end; nothing happens when there is none."""
@@ -174,30 +206,38 @@ class World:
     def empty_disk(self) -> None:
         (self.disk / "ballast").unlink(missing_ok=True)
 
-    def _mount(self) -> bool:
-        self.disk.mkdir(mode=0o700)
-        options = f"size={DISK_BYTES},mode=0700"
-        mount = ["mount", "-t", "tmpfs", "-o", options, "agentbus-test", str(self.disk)]
-        return subprocess.run(mount, capture_output=True).returncode == 0
-
     def close(self) -> None:
         for client in self.adapters:
             if client.process is not None and client.process.poll() is None:
                 client.process.kill()
-        eventually(self._is_without_daemon, what="end of the daemon")
-        self._log.close()
-        if self.mounted:
-            subprocess.run(["umount", "-l", str(self.disk)], check=True)
-        self.bus.close()
+        try:
+            eventually(self._is_without_daemon, what="end of the daemon")
+        finally:
+            self._log.close()
+            if self.mounted:
+                unmount(self.disk)
+            self.bus.close()
 
     def _is_without_daemon(self) -> bool:
         """Also without one that an adapter had begun to start when it was killed."""
         starting = DaemonLock(self.bus.runtime.start_lock).held_by_another()
         pid = self.daemon_pid()
+        self._end(pid)
+        return pid is None and not starting
+
+    @staticmethod
+    def _end(pid: int | None) -> None:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return pid is None and not starting
+
+
+def environment_of(pid: int | None) -> str:
+    """With which it was started; empty when it is not there."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _if_it_runs(pid: int | None, word: str) -> int | None:

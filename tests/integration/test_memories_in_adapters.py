@@ -19,7 +19,7 @@ Call = Callable[..., Awaitable[dict[str, Any]]]
 
 @asynccontextmanager
 async def agent(bus: ThrowAwayBus, name: str) -> AsyncIterator[Call]:
-    """An adapter process; calling it calls a tool."""
+    """An adapter process; calling it calls a tool. A failure is an AssertionError of its error."""
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "agentbus", "mcp", "--agent", name, "--config", str(bus.config_path)],

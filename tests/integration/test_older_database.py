@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tests.integration.in_process import in_process_bus
-from tests.store.older import END_US, make_schema_1
+from tests.store.older import END_US, make_older
 
 
 def test_a_daemon_brings_an_old_database_up_to_date_and_conversations_go_on() -> None:
     with in_process_bus() as bus:
         assert bus.system.stop()
         bus.database.unlink()
-        make_schema_1(bus.database)
+        make_older(bus.database, 1)
         bus.clock.set_wall(END_US)
         bus.start()
         sam = bus.attach("Sam", "c1")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from actors.system import database_path
 from agentbus import __version__
@@ -109,6 +110,13 @@ def test_a_foreign_instance_on_the_path_is_refused_and_left_alone(closing_bus: A
         assert client.get("precious") == b"data"
 
 
+def _answers(client: Any) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
 @contextmanager
 def foreign_redis(socket_path: Path, folder: Path) -> Iterator[Any]:
     """A client of an instance that somebody else runs on that path."""
@@ -119,8 +127,8 @@ def foreign_redis(socket_path: Path, folder: Path) -> Iterator[Any]:
         cwd=folder,
     )
     try:
-        eventually(socket_path.exists)
         with closing(connect(socket_path)) as client:
+            eventually(lambda: _answers(client))  # the socket is there before anybody listens
             yield client
         assert foreign.poll() is None
     finally:
@@ -334,13 +342,19 @@ def test_a_full_redis_stops_the_bus_for_a_moment_only(throw_away_bus: ThrowAwayB
     assert any("redis_budget_mib" in error["what"] for error in errors)
 
 
+def _bus_whose_redis_can_be_moved_away(closing_bus: Any, folder: Path) -> tuple[Any, Path]:
+    """A running bus, and the executable of its Redis."""
+    real = find_redis("redis-server")[0].executable
+    script = executable_script(folder, f'exec {real} "$@"')
+    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
+    bus.start()
+    return bus, script
+
+
 def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people(
     closing_bus: Any, tmp_path: Path
 ) -> None:
-    real = find_redis("redis-server")[0].executable
-    script = executable_script(tmp_path, f'exec {real} "$@"')
-    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
-    bus.start()
+    bus, script = _bus_whose_redis_can_be_moved_away(closing_bus, tmp_path)
     sam = bus.attach(conversation="c")
     sent = sam.call("send", channel="general", content="before", operation_id="k")
     shutil.move(script, tmp_path / "away")
@@ -390,10 +404,7 @@ def _retry(session: BusSession, content: str, operation_id: str) -> Any:
 def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
     closing_bus: Any, tmp_path: Path
 ) -> None:
-    real = find_redis("redis-server")[0].executable
-    script = executable_script(tmp_path, f'exec {real} "$@"')
-    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
-    bus.start()
+    bus, script = _bus_whose_redis_can_be_moved_away(closing_bus, tmp_path)
     sam = bus.attach()
     script.unlink()
     pid = bus.redis_pid()
@@ -407,10 +418,7 @@ def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
 def test_a_foreign_instance_that_takes_the_place_of_ours_is_never_touched(
     closing_bus: Any, tmp_path: Path
 ) -> None:
-    real = find_redis("redis-server")[0].executable
-    script = executable_script(tmp_path, f'exec {real} "$@"')
-    bus = closing_bus(redis_executable=str(script), search_engine="sqlite")
-    bus.start()
+    bus, script = _bus_whose_redis_can_be_moved_away(closing_bus, tmp_path)
     sam = bus.attach(conversation="c")
     sent = sam.call("send", channel="general", content="before", operation_id="k")
     script.rename(tmp_path / "away")  # ours does not come back before the other one is there

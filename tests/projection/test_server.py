@@ -19,7 +19,7 @@ import pytest
 from agentbus.ids import BusId, Sequence
 from agentbus.limits import MIB
 from agentbus.processes import is_running, start_mark
-from agentbus.projection.connection import connect, execute
+from agentbus.projection.connection import connect, dataset_bytes, execute
 from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from agentbus.projection.launching import RedisSettings
@@ -350,3 +350,12 @@ def test_a_record_of_a_reused_pid_ends_nobody() -> None:
         assert bystander.poll() is None
         bystander.kill()
         server.stop()
+
+
+def test_buffers_of_clients_do_not_make_an_empty_redis_look_full() -> None:
+    with private_redis() as redis:
+        redis.client.config_set("hz", 100)  # it counts buffers more often, and so wrong more often
+        for _ in range(50):  # about every second time (measured)
+            with closing(connect(redis.server.socket_path)) as other:
+                other.echo(b"x" * (4 * MIB))
+                assert dataset_bytes(redis.client) < redis.settings.budget_bytes

@@ -111,15 +111,6 @@ def test_a_byte_ceiling_ends_the_slice_but_never_the_first_entry(
     assert first.more
 
 
-def test_many_channels_are_read_in_one_call(writer: StreamWriter, reader: StreamReader) -> None:
-    writer.project([*batch(1, 2), *batch(3, channel_id=OTHER)], Sequence(3))
-    ours, others, none = reader.read_many(
-        [(CHANNEL, Sequence(1)), (OTHER, START), (ChannelId(9), START)], 10
-    )
-    assert (numbers(ours.entries), numbers(others.entries), none.entries) == ([2], [3], [])
-    assert reader.read_many([], 10) == []
-
-
 def test_removal_trims_and_leaves_a_mark(writer: StreamWriter, reader: StreamReader) -> None:
     writer.project([*batch(1, 2, 4), *batch(5, channel_id=OTHER)], Sequence(5))
     writer.remove(CHANNEL, Sequence(2), [Sequence(1), Sequence(2)])
@@ -165,7 +156,7 @@ def test_what_is_removed_between_two_round_trips_is_a_hole_behind_what_was_read(
     writer.remove(CHANNEL, Sequence(1), [])
     fetch, trips = StreamReader._fetch, []
 
-    def remove_after_the_first_trip(*arguments: Any) -> list[StreamSlice]:
+    def remove_after_the_first_trip(*arguments: Any) -> StreamSlice:
         if len(trips) == 1:
             writer.remove(CHANNEL, Sequence(5), [])
         trips.append(arguments)

@@ -33,8 +33,16 @@ _STEPS = st.lists(
             st.just("prune"),
             st.sampled_from(["messages_by_age", "tombstones", "receipts", "subscriptions"]),
             st.integers(1, 3),
+            st.just(0),
+        ),
+        st.tuples(
+            st.just("prune"),
+            st.just("messages_by_capacity"),
+            st.integers(1, 3),
+            st.integers(1, 4000),  # bytes: a row or several
         ),
     ),
+    min_size=10,
     max_size=40,
 )
 
@@ -83,8 +91,8 @@ def _step(bus: Bus, speaker: Speaker, step: tuple[object, ...]) -> Speaker:
             bus.store.apply([MoveCursors(speaker.attachment, renewed=rows, expiry_confirmed=rows)])
         case ("advance", int(hours)):
             bus.clock.advance(hours=hours)
-        case ("prune", what, int(max_rows)):
-            bus.store.apply([PruneSlice(what, max_rows)])  # type: ignore[arg-type]
+        case ("prune", what, int(max_rows), int(free_bytes)):
+            bus.store.apply([PruneSlice(what, max_rows, free_bytes)])  # type: ignore[arg-type]
         case _:
             raise AssertionError(step)
     return speaker

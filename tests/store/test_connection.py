@@ -14,6 +14,7 @@ from agentbus.ids import Sequence
 from agentbus.store.connection import DatabaseUnusable, open_reader, open_writer
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.reader import Reader
+from agentbus.store.schema import SCHEMA_VERSION
 from tests.store.bus import Bus, config
 
 
@@ -94,7 +95,7 @@ def test_another_programs_database_is_refused_untouched(tmp_path: Path) -> None:
         open_reader(path)
 
 
-@pytest.mark.parametrize("version", [0, 3, 99, None, "x", 2.5])
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, 99, None, "x", 2.5])
 def test_a_schema_of_another_version_is_refused(bus: Bus, version: Any) -> None:
     connection = bus.store._connection
     if version is None:
@@ -104,8 +105,8 @@ def test_a_schema_of_another_version_is_refused(bus: Bus, version: Any) -> None:
     bus.close()
     message = refusal(bus.path)
     assert f"schema version {'(none)' if version is None else version}, this program" in message
-    assert "knows 2" in message
-    assert ("newer agentbus" in message) is (version in (3, 99))
+    assert f"knows {SCHEMA_VERSION}" in message
+    assert ("newer agentbus" in message) is (version in (SCHEMA_VERSION + 1, 99))
 
 
 def test_a_damaged_database_is_refused(bus: Bus) -> None:

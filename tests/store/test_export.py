@@ -234,6 +234,18 @@ def test_a_bus_with_anything_on_it_is_left_alone(full: Bus, new: Path) -> None:
     imported(new, export)  # a bus without any agent yet is empty
 
 
+def test_an_export_of_an_older_schema_is_read_and_what_it_lacks_is_0(full: Bus, new: Path) -> None:
+    full.close()
+    lines = lines_of(exported(full.path))
+    lines[0]["schema"] = 2
+    for line in lines:
+        for name in ("used_sequence", "seen_sequence"):
+            line.get("session", {}).pop(name, None)
+    imported(new, sealed(lines))
+    sessions = [line["session"] for line in lines_of(exported(new)) if "session" in line]
+    assert {(row["used_sequence"], row["seen_sequence"]) for row in sessions} == {(0, 0)}
+
+
 # --- what is refused ---
 
 
@@ -280,11 +292,11 @@ def test_a_changed_byte_is_refused(full: Bus, new: Path) -> None:
     assert "something follows" in refusal(new, export + b"\n")
 
 
-def _change(record_kind: str, /, **changes: Any) -> Callable[[list[Any]], None]:
-    """Change the last record of a kind; `envelope_...` within its envelope."""
+def _change(record_kind: str, at: int = -1, /, **changes: Any) -> Callable[[list[Any]], None]:
+    """Change a record of a kind, the last one by default; `envelope__...` within its envelope."""
 
     def change(lines: list[Any]) -> None:
-        record = [line[record_kind] for line in lines if record_kind in line][-1]
+        record = [line[record_kind] for line in lines if record_kind in line][at]
         for name, value in changes.items():
             inner, _, key = name.partition("__")
             target = record[inner] if key else record
@@ -306,6 +318,7 @@ def _change(record_kind: str, /, **changes: Any) -> Callable[[list[Any]], None]:
         (_change("session", parent="nobody"), "parent 'nobody' is no session"),
         (_change("session", generation=10**6), "generation is above last_generation"),
         (_change("session", display_name=None), "display_name must be text"),
+        (_change("session", seen_sequence=10**6), "seen_sequence is above last_sequence"),
         (_change("channel", kind="other"), "channel: kind must be one of"),
         (_change("channel", newest=10**6), "newest is above last_sequence"),
         (_change("channel", created_at_us=-1), "created_at_us must be 0"),
@@ -326,6 +339,7 @@ def _change(record_kind: str, /, **changes: Any) -> Callable[[list[Any]], None]:
         (_change("message", envelope__sender={}), "envelope.sender.agent is missing"),
         (_change("message", envelope__tags="a"), "envelope.tags must be"),
         (_change("message", envelope__evil=1), "envelope.evil is no field"),
+        (_change("message", ended_sequence=10**6), "ended_sequence is above last_sequence"),
         (_change("receipt", fingerprint="00"), "fingerprint must be 32 hexadecimal digits"),
         (_change("receipt", result=[]), "result must be an object"),
         (lambda lines: lines.insert(-1, {"agent": {}}), "the order is fixed"),
@@ -335,6 +349,7 @@ def _change(record_kind: str, /, **changes: Any) -> Callable[[list[Any]], None]:
         (lambda lines: lines.pop(0), "is not an export of agentbus"),
         (lambda lines: lines[0].update(agentbus_export=2), "has format version 2"),
         (lambda lines: lines[0].pop("last_sequence"), "last_sequence is missing"),
+        (lambda lines: lines[0].update(purged_through=10**6), "purged_through is above"),
         (lambda lines: lines[-1]["end"].pop("sha256"), "end: sha256 is missing"),
     ],
 )
@@ -348,6 +363,89 @@ def test_a_line_that_is_not_right_is_refused_by_number_and_field(
     assert problem in text
     assert ", line " in text
     assert "nothing was imported" in text
+
+
+def _purged_first(lines: list[Any]) -> None:
+    lines.remove([line for line in lines if "message" in line][FIRST])
+    _change("channel", 1, created_sequence=8)(lines)
+
+
+MESSAGE, FIRST, SECOND = 1, 2, 3
+"""Of the messages that `fill` leaves: the one of `general`, and two revisions of one memory."""
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (_change("removed", to_sequence=6), "to_sequence is above removed_through"),
+        (_change("channel", 0, removed_through=6), "no record of all that was removed"),
+        (_change("channel", 2, removed_through=6), "was removed from its channel"),
+        (_change("channel", 0, created_sequence=3), "from before its channel"),
+        (_change("channel", 0, newest=6), "not between created_sequence and newest"),
+        (_change("channel", 2, created_sequence=6), "not between created_sequence and newest"),
+        (_purged_first, "position is from before its channel"),
+        (_change("message", MESSAGE, envelope__revision=2), "has one revision"),
+        (_change("message", FIRST, position=7), "first revision stands at its own sequence"),
+        (_change("message", SECOND, position=7), "was made at another place"),
+        (_change("message", SECOND, envelope__revision=1, position=9), "at another place"),
+        (_change("message", FIRST, envelope__revision=2), "must be above the one before"),
+        (_change("message", FIRST, ended_sequence=10), "the revision before ends behind it"),
+        (_change("message", SECOND, envelope__message_id="x"), "is that of another memory"),
+        (
+            lambda lines: lines.insert(
+                next(n for n, line in enumerate(lines) if "subscription" in line),
+                {"removed": _record(lines, "removed") | {"from_sequence": 5, "cause": "capacity"}},
+            ),
+            "must be above the range before",
+        ),
+    ],
+)
+def test_records_that_do_not_fit_each_other_are_refused(
+    full: Bus, new: Path, change: Callable[[list[Any]], None], problem: str
+) -> None:
+    """Taken in, each of these would hide a message from its readers, or show it twice."""
+    lines = lines_of(exported(full.path))
+    full.close()
+    change(lines)
+    assert problem in refusal(new, sealed(lines))
+
+
+def _record(lines: list[Any], kind: str) -> dict[str, Any]:
+    return dict(next(line[kind] for line in lines if kind in line))
+
+
+COUNT_MAX, TIME_MAX_US = 2**53 - 1, 253_402_300_799_999_999
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "largest"),
+    [
+        ("agentbus_export", "last_sequence", COUNT_MAX),
+        ("agentbus_export", "last_generation", COUNT_MAX),
+        ("subscription", "id", COUNT_MAX),
+        ("channel", "created_at_us", TIME_MAX_US),
+        ("session", "last_seen_us", TIME_MAX_US),
+        ("subscription", "last_used_us", TIME_MAX_US),
+        ("receipt", "expires_at_us", TIME_MAX_US),
+    ],
+)
+def test_the_largest_number_leaves_a_bus_that_goes_on_and_one_more_is_refused(
+    full: Bus, new: Path, kind: str, name: str, largest: int
+) -> None:
+    lines = lines_of(exported(full.path))
+    full.close()
+    record = lines[0] if kind == "agentbus_export" else [x[kind] for x in lines if kind in x][-1]
+    record[name] = largest + 1
+    assert f"{name} must be" in refusal(new, sealed(lines))
+    record[name] = largest
+    imported(new, sealed(lines))
+    bus = Bus(new.parent)
+    bus.clock.set_wall(1_800_604_800_000_000)
+    kim = bus.attach("Kim", "c2")
+    bus.done(kim.send("next"))
+    bus.done(kim.subscribe("general"))
+    bus.close()
+    assert exported(new)
 
 
 @pytest.mark.parametrize(

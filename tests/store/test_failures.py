@@ -16,11 +16,13 @@ import pytest
 
 from agentbus.errors import InternalError, UnavailableError, ValidationError
 from agentbus.ids import Sequence
+from agentbus.limits import MIB
 from agentbus.store import ledger
 from agentbus.store.changes import Done, Refused, SendMessage
 from agentbus.store.reader import Reader
 from agentbus.store.sending import send_message
 from agentbus.store.work import Work
+from tests import exhaustion
 from tests.store.bus import Bus
 
 PROJECT = Path(__file__).parents[2]
@@ -99,20 +101,11 @@ def test_a_failure_before_the_commit_is_unavailable(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB; needs the right to mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or sys.platform != "linux" or os.geteuid() != 0:
+    if not exhaustion.CAN_MOUNT:
         pytest.skip("needs Linux and root to mount a small file system")
-    mounted = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=1m", "agentbus-test", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount: {mounted.stderr.decode()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    folder = tmp_path / "disk"
+    with exhaustion.small_disk(folder, MIB):
+        yield folder
 
 
 def test_a_full_disk_refuses_the_batch_and_room_lets_the_next_one_in(small_disk: Path) -> None:

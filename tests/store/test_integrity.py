@@ -255,12 +255,40 @@ def test_an_index_that_lacks_a_row_is_refused(closed: Path) -> None:
     assert "missing from index messages_channel" in refusal(closed)
 
 
-@pytest.mark.parametrize("key", ["last_sequence", "last_generation", "bus_id", "logical_bytes"])
-def test_a_missing_counter_is_refused(closed: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ["last_sequence", "last_generation", "bus_id", "logical_bytes", "purged_through"]
+)
+def test_a_counter_that_is_missing_or_nothing_to_count_with_is_refused(
+    closed: Path, key: str
+) -> None:
+    for change, problem in (
+        ("UPDATE meta SET value = x'07' WHERE key = ?", "b'\\x07'"),
+        ("DELETE FROM meta WHERE key = ?", "missing"),
+    ):
+        with closing(sqlite3.connect(closed)) as connection:
+            connection.execute(change, (key,))
+            connection.commit()
+        assert f"its counter {key} is {problem}" in refusal(closed)
+        log_of(closed).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("DROP TABLE messages", "no such table: messages"),
+        ("DROP TABLE receipts", "no such table: receipts"),
+        ("ALTER TABLE sessions DROP COLUMN role", "no such column"),
+    ],
+)
+def test_a_table_or_column_that_is_missing_is_damage(
+    closed: Path, change: str, problem: str
+) -> None:
     with closing(sqlite3.connect(closed)) as connection:
-        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+        connection.execute(change)
         connection.commit()
-    assert f"its counter {key} is missing" in refusal(closed)
+    text = refusal(closed)
+    assert text.startswith(f"{closed}: damaged (")
+    assert problem in text
 
 
 @pytest.mark.parametrize("key", ["last_sequence", "last_generation"])

@@ -328,9 +328,46 @@ def test_a_resumed_session_is_told_what_changed_of_what_it_has_seen(bus: Bus, sa
     bus.done(sam.edit(unseen, "x"))
     assert untouched
     assert resumed(bus, ann) == [(edited, 2, True), (deleted, 1, False), (twice, 3, True)]
-    bus.clock.advance(seconds=1)
-    assert resumed(bus, ann) == []
     assert resumed(bus, sam) == []  # not subscribed
+
+
+def test_a_change_is_told_until_a_call_after_the_one_that_told_it(bus: Bus, sam: Speaker) -> None:
+    """The last result of a session may have been lost with its adapter."""
+    ann = bus.attach("Ann", "c2")
+    facts = bus.done(ann.subscribe("facts")).result["subscription_id"]
+    general = bus.done(ann.subscribe("general")).result["subscription_id"]
+    memory_id = create(bus, sam)
+    hand_off(bus, ann, facts)
+    bus.done(sam.edit(memory_id))
+    told = [(memory_id, 2, True)]
+
+    def after(*renewed: int) -> list[tuple[str, int, bool]]:
+        """What it is told after it attached, received from these, and attached again."""
+        attached = bus.attach("Ann", "c2")
+        for subscription in renewed:
+            bus.done(MoveCursors(attached.attachment, renewed=(subscription,)))
+        return resumed(bus, attached)
+
+    assert after() == told
+    assert after(facts) == told
+    assert after(facts) == told  # another adapter, which lost its only result too
+    assert after(general, general) == told  # nothing of memories was in these
+    assert after(facts, facts) == []
+    bus.done(sam.edit(memory_id))
+    assert after() == [(memory_id, 3, True)]
+
+
+def test_what_changed_after_the_clock_was_set_back_is_told_too(bus: Bus, sam: Speaker) -> None:
+    ann = bus.attach("Ann", "c2")
+    subscription = bus.done(ann.subscribe("facts")).result["subscription_id"]
+    edited, deleted = create(bus, sam), create(bus, sam)
+    hand_off(bus, ann, subscription)
+    for _ in range(2):
+        bus.done(MoveCursors(ann.attachment, renewed=(subscription,)))
+    bus.clock.set_wall(bus.clock.wall_us() - 3_600_000_000)
+    bus.done(sam.edit(edited))
+    bus.done(sam.delete(deleted))
+    assert resumed(bus, ann) == [(edited, 2, True), (deleted, 1, False)]
 
 
 def test_the_list_of_changes_is_bounded_and_has_the_newest(bus: Bus, sam: Speaker) -> None:

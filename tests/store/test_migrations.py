@@ -16,12 +16,13 @@ import pytest
 
 from agentbus.store import migrations
 from agentbus.store.accounting import recount
+from agentbus.store.changes import MoveCursors
 from agentbus.store.connection import DatabaseUnusable
 from agentbus.store.migrations import OLDEST_VERSION, STEPS
 from agentbus.store.opening import close_bus, open_bus
 from agentbus.store.schema import SCHEMA_VERSION
-from tests.store.bus import Bus
-from tests.store.older import END_US, make_schema_1
+from tests.store.bus import Bus, Speaker
+from tests.store.older import END_US, make_older
 from tests.store.test_failures import PROJECT
 
 _OPEN = """
@@ -34,10 +35,19 @@ close_bus(open_bus(Path(sys.argv[1]), "full", 1), in_order=True)
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def version() -> int:
+    """Of the old database; tests of all versions are given each of them."""
+    return OLDEST_VERSION
+
+
+@pytest.fixture
+def old(tmp_path: Path, version: int) -> Path:
     path = tmp_path / "bus.sqlite3"
-    make_schema_1(path)
+    make_older(path, version)
     return path
+
+
+every_version = pytest.mark.parametrize("version", range(OLDEST_VERSION, SCHEMA_VERSION))
 
 
 def version_of(path: Path) -> int:
@@ -70,6 +80,7 @@ def test_every_version_since_the_oldest_has_its_step() -> None:
     assert sorted(STEPS) == list(range(OLDEST_VERSION + 1, SCHEMA_VERSION + 1))
 
 
+@every_version
 def test_an_old_database_gets_the_layout_of_a_new_one(old: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.sqlite3"
     for path in (old, new):
@@ -78,6 +89,7 @@ def test_an_old_database_gets_the_layout_of_a_new_one(old: Path, tmp_path: Path)
     assert layout_of(old) == layout_of(new)
 
 
+@every_version
 def test_the_accounting_of_a_migrated_database_is_exact(old: Path) -> None:
     connection = open_bus(old, "full", 1)
     (recorded,) = connection.execute("SELECT value FROM meta WHERE key = 'logical_bytes'")
@@ -87,7 +99,7 @@ def test_the_accounting_of_a_migrated_database_is_exact(old: Path) -> None:
 
 def test_the_old_database_stays_beside_the_new_one(old: Path) -> None:
     close_bus(open_bus(old, "full", 1), in_order=True)
-    (kept,) = old.parent.glob("*.before-v2")
+    (kept,) = old.parent.glob("*.before-v3")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert version_of(kept) == 1
     with closing(sqlite3.connect(kept)) as connection:
@@ -115,15 +127,44 @@ def test_what_was_in_an_old_bus_is_in_the_new_one(old: Path) -> None:
     bus.close()
 
 
+@pytest.mark.parametrize("version", [2])
+def test_a_session_of_an_old_bus_is_told_what_became_of_memories_until_it_has_seen_it(
+    old: Path,
+) -> None:
+    bus = Bus(old.parent)
+
+    def told() -> tuple[Speaker, list[tuple[int, bool]]]:
+        kim = bus.attach("Kim", "c2", application="test")
+        changes = kim.bound.memory_changes
+        return kim, [(change.revision, change.envelope is not None) for change in changes]
+
+    kim, first = told()
+    assert first == [(2, True), (1, False)]
+    assert told()[1] == first  # nothing says that anybody was shown it
+    for _ in range(2):
+        kim = told()[0]
+        renewed = tuple(row.subscription_id for row in kim.bound.subscriptions)
+        bus.done(MoveCursors(kim.attachment, renewed=renewed))
+        bus.done(MoveCursors(kim.attachment, renewed=renewed))
+    assert told()[1] == []
+    bus.close()
+
+
 @pytest.mark.parametrize(
-    ("failpoint", "version"),
-    [("before_migration", 1), ("during_migration", 1), ("after_migration", 2)],
+    ("failpoint", "then"),
+    [
+        ("before_migration", 1),
+        ("during_migration", 1),
+        ("after_migration", 2),
+        ("during_migration@2", 2),
+        ("after_migration@2", 3),
+    ],
 )
 def test_killed_at_any_point_the_database_is_of_one_version_and_the_next_start_goes_on(
-    old: Path, failpoint: str, version: int
+    old: Path, failpoint: str, then: int
 ) -> None:
     assert open_with_failpoint(old, failpoint) == -signal.SIGKILL
-    assert version_of(old) == version
+    assert version_of(old) == then
     close_bus(open_bus(old, "full", 1), in_order=True)
     assert version_of(old) == SCHEMA_VERSION
     bus = Bus(old.parent)
@@ -148,7 +189,7 @@ def test_a_step_that_fails_leaves_the_old_database(
 
 
 def test_without_room_for_the_copy_nothing_is_changed(old: Path) -> None:
-    blocked = old.with_name(f"{old.name}.before-v2.new")
+    blocked = old.with_name(f"{old.name}.before-v3.new")
     blocked.mkdir()
     with pytest.raises(DatabaseUnusable, match="cannot be opened"):
         open_bus(old, "full", 1)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentbus.errors import StaleAttachmentError
 from agentbus.ids import Sequence
+from agentbus.limits import KIB
 from agentbus.store import creation
 from agentbus.store.connection import DatabaseUnusable
 from agentbus.store.reset import reset_database
 from tests.store.bus import Bus
+
+PROJECT = Path(__file__).parents[2]
 
 
 def filled(bus: Bus) -> None:
@@ -76,6 +81,34 @@ def test_a_reset_that_fails_changes_nothing(bus: Bus, monkeypatch: pytest.Monkey
     assert bus.store.bus_id == old_id
     assert bus.store.last_sequence == before.last_sequence
     assert bus.store.logical_bytes == before.logical_bytes
+    assert bus.reader().counts()["messages"] == 1
+
+
+_RESET_WITH_SMALL_FILES = """
+import resource, sys
+from pathlib import Path
+from agentbus.store.connection import CommitUncertain
+from agentbus.store.reset import reset_database
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    reset_database(Path(sys.argv[1]), "full", 1)
+except CommitUncertain as error:
+    print(error)
+"""
+
+
+def test_a_reset_whose_commit_fails_says_that_nobody_knows(bus: Bus) -> None:
+    filled(bus)
+    old_id = bus.store.bus_id
+    bus.close()
+    # The log takes a mark, and not all pages of a reset.
+    command = [sys.executable, "-c", _RESET_WITH_SMALL_FILES, str(bus.path), str(32 * KIB)]
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=30)
+    assert "did not say whether the bus was emptied (disk I/O error)" in ended.stdout, ended.stderr
+    assert "run agentbus reset again" in ended.stdout
+    bus.reopen()
+    assert bus.store.bus_id == old_id
     assert bus.reader().counts()["messages"] == 1
 
 

@@ -1,7 +1,8 @@
 """`export`: the whole bus as a file of JSON lines, with or without a running daemon.
 
 The file is made under another name beside its place, private to its owner, and renamed when it is
-complete: a file of the name that was asked for is always a whole export. Runs on the main thread.
+complete: a file of the name that was asked for is always a whole export. Never replaces what is no
+export, such as a configuration or the database itself. Runs on the main thread.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def export(arguments: Arguments) -> int:
             spool.seek(0)
             shutil.copyfileobj(spool, sys.stdout.buffer)
         return EXIT_OK
-    place = Path(os.path.abspath(output))
+    place = Path(os.path.realpath(output))
+    _refuse_to_replace(place)
     with _whole_file(place) as file:
         summary = _export(database, file)
     if arguments["--json"]:
@@ -70,6 +72,23 @@ def _refuse_mixed_output(arguments: Arguments) -> None:
     if sys.stdout.isatty():
         raise ValidationError(
             "export: messages are not written to a terminal; redirect stdout, or name a file"
+        )
+
+
+def _refuse_to_replace(place: Path) -> None:
+    from agentbus.store.export_format import BEGINNING
+
+    if place.is_dir():
+        raise ValidationError(f"export: {place} is a folder; name a file in it")
+    if not place.exists():
+        return
+    if not place.is_file():
+        raise ValidationError(f"export: {place} is not a file; use --output - and redirect stdout")
+    with place.open("rb") as file:
+        beginning = file.read(len(BEGINNING))
+    if beginning not in (b"", BEGINNING):
+        raise ValidationError(
+            f"export: {place} is there and is no export, so it is left as it is; name another file"
         )
 
 

@@ -12,13 +12,13 @@ from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.output import print_json
 from agentbus.cli.text import for_terminal
 from agentbus.config import DATABASE_NAME, load_config
-from agentbus.errors import UnavailableError
+from agentbus.errors import UnavailableError, UnknownOutcomeError
 
 
 def import_export(arguments: Arguments) -> int:
     """Read the file into the bus of the configuration."""
     from agentbus.clock import SystemClock
-    from agentbus.store.connection import DatabaseUnusable
+    from agentbus.store.connection import CommitUncertain, DatabaseUnusable
     from agentbus.store.importing import ImportRefused, import_bus
 
     config = load_config(None if arguments["--config"] is None else Path(arguments["--config"]))
@@ -30,6 +30,8 @@ def import_export(arguments: Arguments) -> int:
             )
         except (DatabaseUnusable, ImportRefused) as error:
             raise UnavailableError(str(error)) from None
+        except CommitUncertain as error:
+            raise UnknownOutcomeError(str(error)) from None
     if arguments["--json"]:
         print_json(
             {

@@ -16,7 +16,7 @@ from agentbus.cli.output import print_json
 from agentbus.cli.running import find_daemon
 from agentbus.cli.text import for_terminal
 from agentbus.config import DATABASE_NAME, Config, load_config
-from agentbus.errors import UnavailableError, ValidationError
+from agentbus.errors import UnavailableError, UnknownOutcomeError, ValidationError
 
 RESET_S = 20.0
 """The daemon stops in order first, which takes 5 s at most, then empties the database."""
@@ -71,7 +71,7 @@ def _agreed(arguments: Arguments, data_directory: object) -> bool:
 
 def _reset_here(config: Config) -> dict[str, Any]:
     from agentbus.clock import SystemClock
-    from agentbus.store.connection import DatabaseUnusable
+    from agentbus.store.connection import CommitUncertain, DatabaseUnusable
     from agentbus.store.reset import reset_database
 
     try:
@@ -83,4 +83,6 @@ def _reset_here(config: Config) -> dict[str, Any]:
             )
     except DatabaseUnusable as error:
         raise UnavailableError(str(error)) from None
+    except CommitUncertain as error:
+        raise UnknownOutcomeError(str(error)) from None
     return {"bus_id": result.bus_id}

@@ -1,7 +1,8 @@
 """`status`: how the bus is, in every state, for a person or as JSON.
 
 The daemon's own answer is passed on; this command adds whether the configuration file still says
-what the daemon was started with. Runs on the main thread.
+what the daemon was started with. Where none runs, it tells why the last start was refused. Runs on
+the main thread.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agentbus.cli.entry import EXIT_NOT_RUNNING, EXIT_OK, Arguments
+from agentbus.cli.entry import ERROR_CHARACTERS, EXIT_NOT_RUNNING, EXIT_OK, Arguments
 from agentbus.cli.output import print_json
 from agentbus.cli.running import find_daemon, runtime_paths
+from agentbus.cli.text import for_terminal
 from agentbus.config import ConfigError, load_config
+from agentbus.envelope import rfc3339
+from agentbus.transport.refusals import last_refusal
 
 
 def status(arguments: Arguments) -> int:
@@ -21,13 +25,7 @@ def status(arguments: Arguments) -> int:
     given = arguments["--config"]
     daemon = find_daemon()
     if daemon is None:
-        if arguments["--json"]:
-            print_json({"running": False, "runtime_directory": str(runtime_paths().directory)})
-        else:
-            print(
-                "No daemon is running. The next tool call starts one; so does: "
-                "agentbus daemon --detach"
-            )
+        _print_absence(as_json=arguments["--json"], notes=configuration_notes({}, given))
         return EXIT_NOT_RUNNING
     with daemon:
         answer: dict[str, Any] = {"running": True, **daemon.ask("status")}
@@ -39,6 +37,25 @@ def status(arguments: Arguments) -> int:
 
         print_status(answer)
     return EXIT_OK
+
+
+def _print_absence(*, as_json: bool, notes: list[str]) -> None:
+    """That no daemon runs, and what is known about why."""
+    paths = runtime_paths()
+    refusal = last_refusal(paths)
+    if as_json:
+        told = refusal and {"message": refusal.text, "at": rfc3339(refusal.at_us)}
+        directory = str(paths.directory)
+        print_json(
+            {"running": False, "runtime_directory": directory, "refusal": told, "notes": notes}
+        )
+        return
+    print("No daemon is running. The next tool call starts one; so does: agentbus daemon --detach")
+    if refusal is not None:
+        at = rfc3339(refusal.at_us)
+        print(f"The last start was refused at {at}: {for_terminal(refusal.text, ERROR_CHARACTERS)}")
+    for note in notes:
+        print(f"Note: {for_terminal(note, ERROR_CHARACTERS)}")
 
 
 def configuration_notes(in_use: dict[str, Any], given: str | None) -> list[str]:
