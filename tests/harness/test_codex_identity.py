@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS
+from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import ThrowAwayBus
 from tests.harness.command_lines import Adapter
 from tests.harness.fake_model import Call, OwnCall
@@ -50,7 +53,7 @@ def test_a_fork_is_a_new_session_and_a_resumed_conversation_the_old_one(
     assert [row["channel"] for row in forked.result(0)["subscriptions"]] == ["general"]
 
 
-def test_clear_begins_a_session_while_the_server_of_the_old_one_lingers(
+def test_clear_begins_a_session_while_the_old_one_lingers_and_can_be_resumed(
     bus: ThrowAwayBus, codex: InstalledCodex
 ) -> None:
     terminal = codex.terminal()
@@ -70,6 +73,17 @@ def test_clear_begins_a_session_while_the_server_of_the_old_one_lingers(
     assert new["session_id"] != old["session_id"]
     assert new["identity_source"] == "turn_metadata"
     assert len(adapters(bus)) == 2  # Codex keeps the old thread, and so its server
+    terminal.wait_for("Worked for", cleared)
+
+    terminal.type_line("/resume")
+    terminal.wait_for("Type to search", cleared)
+    terminal.type(old["conversation"])
+    terminal.wait_for("1 / 1", cleared)
+    terminal.type("\r")
+    resumed = codex.model.script(Call("whoami"), "three is done")
+    terminal.type_line(resumed.prompt)
+    assert resumed.result(0)["session_id"] == old["session_id"]
+    assert resumed.result(0)["conversation"] == old["conversation"]
 
 
 def test_a_subagent_is_a_child_of_its_root_thread_and_has_a_name_of_its_own(
@@ -90,3 +104,25 @@ def test_a_subagent_is_a_child_of_its_root_thread_and_has_a_name_of_its_own(
     assert sub["session_id"] != root["session_id"]
     assert sub["display_name"] == "Kim-subagent"
     assert sub["identity_source"] == "turn_metadata"
+
+
+def test_a_resumed_conversation_takes_its_session_from_an_old_server_that_is_idle(
+    bus: ThrowAwayBus, codex: InstalledCodex
+) -> None:
+    fresh = codex.model.script(Call("whoami"), "done")
+    first = codex.run(fresh).conversation
+    with AdapterProcess(
+        bus.environment, bus.config_path, agent="Kim", client_name="codex-mcp-client"
+    ) as lingering:
+        lingering.initialize()
+        old = lingering.use("whoami", meta={"threadId": first, "sessionId": first})
+        assert old["session_id"] == fresh.result(0)["session_id"]
+
+        # Each is repeated by the adapter for about as long as the old server has to have been idle.
+        resumed = codex.model.script(Call("whoami"), Call("whoami"), "done")
+        began_s = time.monotonic()
+        codex.run(resumed, "resume", first)
+        assert time.monotonic() - began_s > ATTACHMENT_EXPIRY_SECONDS - 10
+        new = resumed.result(1)
+        assert new["session_id"] == old["session_id"]
+        assert new["generation"] > old["generation"]
