@@ -41,6 +41,14 @@ class HookEvidence:
     def gone(self, link: Link) -> None:
         self._adapters.pop(link, None)
 
+    def may_concern(self, event: HookEvent, link: Link) -> bool:
+        """Whether the hook may be of the harness that started this adapter.
+
+        The same conversation can be open in two of them. Also true where a process is not known.
+        """
+        pid = event.harness_pid
+        return pid is None or self._adapters.get(link, pid) == pid
+
     def heard(self) -> tuple[HookHeard, ...]:
         """Per application and event, when one last spoke; the longest silent first."""
         return tuple(self._heard.values())

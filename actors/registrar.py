@@ -438,7 +438,10 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         if event.event == "SessionEnd":
             ended = (event.application, event.conversation)
             self._release_where(
-                lambda live: (live.session.sender.application, live.session.conversation) == ended,
+                lambda live: (
+                    (live.session.sender.application, live.session.conversation) == ended
+                    and self._hooks.may_concern(event, live.route.link)
+                ),
                 StaleAttachmentError("the harness says that this conversation has ended"),
             )
 

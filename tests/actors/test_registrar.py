@@ -23,6 +23,8 @@ from actors.messages import (
     DetachAsked,
     DirectoryAsked,
     Disconnected,
+    Greeted,
+    HookSeen,
     ReadinessChanged,
     Register,
     RollAsked,
@@ -47,7 +49,7 @@ from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, MIB
 from agentbus.projection.connection import connect
 from agentbus.projection.searching import RedisSearch
 from agentbus.projection.streams import StreamReader
-from agentbus.protocol.session import Attach, Hello, Used
+from agentbus.protocol.session import Attach, Hello, HookEvent, Used
 from agentbus.store.changes import BindSession, MoveCursors, PruneSlice
 from tests.actors.stage import RecordingLink
 from tests.probe import Probe, settle
@@ -424,6 +426,26 @@ def test_a_lost_connection_ends_all_its_attachments_and_no_others(desk: Desk) ->
     desk.attach("Ada", conversation="c3")
     desk.registrar.tell(Disconnected(link))
     assert desk.live() == ["Ada"]
+
+
+def test_a_conversation_ends_where_its_own_harness_says_so(desk: Desk) -> None:
+    link = desk.link()
+    desk.registrar.tell(Greeted(link, 4711))
+    desk.attach(link=link)
+    desk.attach(conversation="c1", child="k", link=link)
+    desk.attach("Ada", conversation="c1")  # by an adapter whose harness is not known
+    desk.attach("Kim", conversation="c2", link=link)
+
+    def ended(conversation: str, harness_pid: int | None) -> None:
+        event = HookEvent("codex", "SessionEnd", conversation, harness_pid=harness_pid)
+        desk.registrar.tell(HookSeen(event, FutureReply()))
+
+    ended("c1", 4712)  # somebody else had resumed it, and was refused
+    assert len(desk.live()) == 3
+    ended("c1", 4711)
+    assert desk.live() == ["Kim"]
+    ended("c2", None)
+    assert desk.live() == []
 
 
 @pytest.mark.parametrize("way", ["same connection", "detached", "disconnected", "lapsed"])
