@@ -63,6 +63,7 @@ class Gemini(CommandLine):
             "GEMINI_API_KEY": "made-up-key-for-tests",
             "GOOGLE_GEMINI_BASE_URL": self.model.url,
             "GEMINI_TELEMETRY_ENABLED": "false",
+            "GEMINI_CLI_NO_RELAUNCH": "true",  # else signals reach a process that only waits
         }
 
     def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:

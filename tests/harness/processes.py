@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.bus_fixture import ThrowAwayBus
+from agentbus.processes import ancestors
+from tests.bus_fixture import ANSWER_WITHIN_S, ThrowAwayBus
 
 _POLL_S = 0.02
 
@@ -59,6 +60,29 @@ def wait_no_adapter(bus: ThrowAwayBus, within_s: float = ADAPTER_GONE_WITHIN_S) 
         time.sleep(_POLL_S)
 
 
+def wait_nothing_left(bus: ThrowAwayBus, within_s: float = ADAPTER_GONE_WITHIN_S) -> None:
+    """Until nothing but the daemon has the runtime folder of this bus: harnesses, adapters, hooks.
+
+    Only Linux shows what a process was started with; elsewhere it is the adapters that are seen.
+    """
+    daemon = bus.client().request("status", {}, ANSWER_WITHIN_S)["pid"]
+    deadline_s = time.monotonic() + within_s
+    while running := _left(bus, daemon):
+        assert time.monotonic() < deadline_s, f"still there after {within_s:g} s: {running}"
+        time.sleep(_POLL_S)
+
+
+def _left(bus: ThrowAwayBus, daemon: int) -> dict[int, str]:
+    if not Path("/proc/self/environ").exists():
+        return adapters(bus)
+    wanted = f"AGENTBUS_RUNTIME_DIR={bus.runtime.directory}"
+    return {
+        pid: command
+        for pid, command in _commands()
+        if wanted in _environment(pid) and daemon not in (pid, *ancestors(pid))
+    }
+
+
 def end_programs_below(folder: Path) -> None:
     """End, at once, what runs a program that was put into this folder."""
     for pid, command in _commands():
@@ -79,6 +103,13 @@ def _commands() -> list[tuple[int, str]]:
     )
     lines = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
     return [(int(pid), command) for pid, command in lines]
+
+
+def _environment(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:  # ended meanwhile, or not ours
+        return []
 
 
 def _command_line(folder: Path) -> str:
