@@ -196,6 +196,7 @@ class FrontDoor:
         connection.context = hello
         if hello.harness_pid is not None:
             self._desks.registrar.tell(Greeted(connection, hello.harness_pid))
+            self._desks.waits.tell(Greeted(connection, hello.harness_pid))
         return {
             "protocol": PROTOCOL_VERSION,
             "version": __version__,

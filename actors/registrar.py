@@ -47,7 +47,7 @@ from actors.queries import Profile
 from actors.replies import TellReply
 from actors.routes import Route, Routes
 from actors.timer import TimerHandle
-from actors.wait_keeper import AttachmentClosed, AttachmentOpened
+from actors.wait_keeper import AttachmentClosed, AttachmentOpened, ConversationEnded
 from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.encoding import encode_line
@@ -116,7 +116,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         bus_id: BusId,
         clock: Clock,
         crashed: Crashed,
-        waits: Address[AttachmentOpened | AttachmentClosed],
+        waits: Address[AttachmentOpened | AttachmentClosed | ConversationEnded],
     ) -> None:
         super().__init__()
         self._waits = waits
@@ -436,6 +436,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         """What a harness says to have ended is released at once; its adapters are told the rest."""
         self._hooks.seen(event, self._clock.monotonic_s(), self._clock.wall_us())
         if event.event == "SessionEnd":
+            self._waits.tell(ConversationEnded(event.application, event.conversation))
             ended = (event.application, event.conversation)
             self._release_where(
                 lambda live: (

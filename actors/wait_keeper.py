@@ -14,6 +14,7 @@ from actors.base import BusActor, Reply
 from actors.channel import ChannelDirectory
 from actors.messages import (
     Disconnected,
+    Greeted,
     Link,
     NoticePosted,
     ReadinessChanged,
@@ -66,11 +67,22 @@ class AttachmentClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class ConversationEnded:
+    """The harness says so."""
+
+    application: str
+    conversation: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReturnDue:
-    """A session whose attachment closed has had time to attach again."""
+    """Who was missed has had time to come back: the attachment of the session, or, where that is
+    not `attached_only`, an adapter of the same harness process, which has not used the bus yet.
+    """
 
     session_id: SessionId
     due_of: Reply
+    attached_only: bool
 
 
 WaitKeeperMessage: TypeAlias = (
@@ -78,6 +90,8 @@ WaitKeeperMessage: TypeAlias = (
     | WaitDue
     | AttachmentOpened
     | AttachmentClosed
+    | ConversationEnded
+    | Greeted
     | ReturnDue
     | Wake
     | NoticePosted
@@ -99,8 +113,8 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
     """One wait per session; a newer one takes the place of an older.
 
     1. A wait is answered once: `woken` with what waits, `timeout`, `replaced`, or, for one that is
-       to begin a turn (`only_new`), `ended` when the session is attached no more: a harness that
-       ends waits for its hooks.
+       to begin a turn (`only_new`), `ended` when the session is attached no more, its harness has
+       no adapter, or says that the conversation has ended: a harness that ends waits for its hooks.
     2. A wait watches its channels before it counts, so nothing that arrives is missed.
     3. Counted is what `receive` would bring: not the session's own messages, nothing expired.
     """
@@ -118,6 +132,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         self._waiting: dict[SessionId, _Waiting] = {}
         self._watched: set[ChannelId] = set()
         self._woken_through: dict[SessionId, Sequence] = {}  # by waits for what is new
+        self._adapters: dict[Link, int] = {}  # the process of the harness that started it
         self._attached: dict[SessionId, AttachmentOpened] = {}
         self._seen: set[SessionId] = set()  # attached at some time since this daemon started
         self._store: Reader
@@ -149,16 +164,24 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                 self._seen.add(session_id)
             case AttachmentClosed(session_id):
                 self._closed(session_id)
-            case ReturnDue(session_id, due_of):
+            case ConversationEnded(application, conversation):
+                self._conversation_ended(application, conversation)
+            case Greeted(link, harness_pid):
+                if not link.closed:
+                    self._adapters[link] = harness_pid
+            case ReturnDue(session_id, due_of, attached_only):
                 waiting = self._waiting.get(session_id)
-                if session_id not in self._attached and waiting and waiting.reply_to is due_of:
-                    self._end_wait(waiting, "ended")
+                if waiting is not None and waiting.reply_to is due_of:
+                    is_there = session_id in self._attached
+                    if not is_there and (attached_only or not self._has_adapter(waiting)):
+                        self._end_wait(waiting, "ended")
             case Wake(channel_id):
                 self._woken(channel_id)
             case Disconnected(link):
                 for waiting in list(self._waiting.values()):
                     if waiting.link is link:
                         self._forget(waiting)
+                self._adapter_gone(link)
             case ReadinessChanged(state):
                 if state == "ready":
                     self._watch_anew()
@@ -210,7 +233,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             )
             if session.session_id not in self._attached:
                 left = session.session_id in self._seen
-                self._end_unless_back(waiting, RETURN_S if left else ABSENT_S)
+                self._end_unless_back(waiting, RETURN_S if left else ABSENT_S, attached_only=False)
             self._look(waiting)
         except BusError as error:
             self._forget(waiting)
@@ -220,12 +243,28 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         self._attached.pop(session_id, None)
         waiting = self._waiting.get(session_id)
         if waiting is not None:
-            self._end_unless_back(waiting, RETURN_S)
+            self._end_unless_back(waiting, RETURN_S, attached_only=True)
 
-    def _end_unless_back(self, waiting: _Waiting, after_s: float) -> None:
+    def _adapter_gone(self, link: Link) -> None:
+        pid = self._adapters.pop(link, None)
+        for waiting in self._waiting.values():
+            if pid in waiting.wait.harness_pids:
+                self._end_unless_back(waiting, RETURN_S, attached_only=False)
+
+    def _has_adapter(self, waiting: _Waiting) -> bool:
+        return any(pid in waiting.wait.harness_pids for pid in self._adapters.values())
+
+    def _end_unless_back(self, waiting: _Waiting, after_s: float, *, attached_only: bool) -> None:
         if waiting.wait.only_new:
-            due = ReturnDue(waiting.session.session_id, waiting.reply_to)
+            due = ReturnDue(waiting.session.session_id, waiting.reply_to, attached_only)
             self._timer.deliver_after(after_s, self.address, due)
+
+    def _conversation_ended(self, application: str, conversation: str) -> None:
+        ended = (application, conversation)
+        for waiting in list(self._waiting.values()):
+            of = (waiting.session.application, waiting.session.conversation)
+            if of == ended and waiting.wait.only_new:
+                self._end_wait(waiting, "ended")
 
     # --- waking ---
 

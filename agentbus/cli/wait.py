@@ -101,9 +101,8 @@ def _question(arguments: Arguments, is_hook: bool) -> dict[str, Any]:
     if not isinstance(conversation, str):
         conversation = conversation_of(os.environ)
     question: dict[str, Any] = {"channels": arguments["--channel"], "only_new": is_hook}
-    if conversation is not None:
-        return {**question, "conversation": conversation}
-    return {**question, "harness_pids": ancestors(os.getpid())}
+    question["harness_pids"] = ancestors(os.getpid())
+    return question if conversation is None else {**question, "conversation": conversation}
 
 
 def _end_with_harness(pid: int) -> None:

@@ -94,6 +94,19 @@ def test_an_idle_window_is_woken(bus: ThrowAwayBus, claude: InstalledClaudeCode,
     assert script.answers == 4
 
 
+def test_a_resumed_conversation_is_woken_before_it_has_used_the_bus(
+    bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
+) -> None:
+    before = claude.run(claude.model.script(Call("whoami"), "done")).conversation
+    streamed = claude.converse("--resume", before)
+    script = claude.model.script("idle", Call("receive"), "idle again")
+    streamed.turn(script.prompt)
+    wait_idle(bus)
+    lee.send("general", "one")
+    script.wait_answers(3)
+    assert contents(script.result(1)) == ["one"]
+
+
 def test_a_single_prompt_is_answered_without_waiting_for_messages(
     bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer
 ) -> None:

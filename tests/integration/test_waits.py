@@ -245,3 +245,47 @@ def test_a_wait_that_begins_a_turn_gives_the_adapter_time_after_a_restart(
         bus.clock.advance(ABSENT_S)
         bus.attach("Kim", "kim-1").call("send", channel="general", content="hello")
         assert turn.result(WITHIN_S)["outcome"] == "woken"
+
+
+def greet(client: Client, harness_pid: int) -> None:
+    """As an adapter does that has not used the bus yet."""
+    hello = {"protocol": PROTOCOL_VERSION, "version": "0", "pid": 1, "harness_pid": harness_pid}
+    client.request("hello", hello, 5.0)
+
+
+def test_a_resumed_conversation_is_woken_before_its_first_call_while_it_has_an_adapter(
+    bus: InProcessBus,
+) -> None:
+    bus.attach("Sam", "sam-1").close()
+    asked = {"conversation": "sam-1", "only_new": True, "harness_pids": [4711]}
+    with Client.connect(bus.paths.socket, 5.0) as adapter:
+        greet(adapter, 4711)
+        with waiting(bus, **asked) as turn:
+            eventually(lambda: waits(bus) == 1, what="the wait is known")
+            bus.clock.advance(ABSENT_S)
+            bus.attach("Kim", "kim-1").call("send", channel="general", content="hello")
+            assert turn.result(WITHIN_S)["outcome"] == "woken"
+    with Client.connect(bus.paths.socket, 5.0) as adapter:
+        greet(adapter, 4711)
+        with waiting(bus, **asked) as turn:
+            eventually(lambda: waits(bus) == 1, what="the wait is known")
+            adapter.detach().shutdown(socket.SHUT_RDWR)
+
+            def is_over() -> bool:
+                bus.clock.advance(RETURN_S)
+                return turn.done()
+
+            eventually(is_over, what="the wait is over")
+            assert turn.result()["outcome"] == "ended"
+
+
+def test_a_wait_that_begins_a_turn_ends_with_its_conversation_at_once(bus: InProcessBus) -> None:
+    bus.attach("Sam", "sam-1").close()
+    with Client.connect(bus.paths.socket, 5.0) as adapter:
+        greet(adapter, 4711)
+        asked = {"conversation": "sam-1", "only_new": True, "harness_pids": [4711]}
+        with waiting(bus, **asked) as turn:
+            eventually(lambda: waits(bus) == 1, what="the wait is known")
+            ended = {"application": "test", "event": "SessionEnd", "conversation": "sam-1"}
+            adapter.request("hook", ended, 5.0)
+            assert turn.result(WITHIN_S)["outcome"] == "ended"
