@@ -28,31 +28,6 @@ def adapters(bus: ThrowAwayBus) -> dict[int, str]:
     }
 
 
-def harness_processes(bus: ThrowAwayBus) -> dict[int, str]:
-    """What a harness has started of this bus and is still there: adapters, hooks, waits.
-
-    Where there is no /proc, adapters only.
-    """
-    return adapters(bus) | {
-        pid: command
-        for pid, command in _commands()
-        if _is_hook(command.split()) and str(bus.runtime.directory) in _environment(pid)
-    }
-
-
-def _is_hook(words: list[str]) -> bool:
-    return any(Path(word).name == "agentbus" for word in words) and bool(
-        {"hook", "wait"} & set(words)
-    )
-
-
-def _environment(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def wait_no_adapter(bus: ThrowAwayBus, within_s: float = ADAPTER_GONE_WITHIN_S) -> None:
     deadline_s = time.monotonic() + within_s
     while running := adapters(bus):

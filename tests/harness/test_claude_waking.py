@@ -11,7 +11,7 @@ from tests.eventually import eventually
 from tests.harness.fake_model import Call
 from tests.harness.installed_claude import InstalledClaudeCode
 from tests.harness.peer import Peer
-from tests.harness.processes import harness_processes, wait_no_adapter
+from tests.harness.processes import wait_nothing_left
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(120)]
 
@@ -71,8 +71,7 @@ def test_an_idle_conversation_is_woken_once_for_each_message(
     wait_idle(bus)
     assert streamed.end() == 0
     assert script.answers == 7
-    wait_no_adapter(bus)
-    eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
+    wait_nothing_left(bus, WITHIN_S)
 
 
 def test_an_idle_window_is_woken(bus: ThrowAwayBus, claude: InstalledClaudeCode, lee: Peer) -> None:
@@ -89,8 +88,7 @@ def test_an_idle_window_is_woken(bus: ThrowAwayBus, claude: InstalledClaudeCode,
     wait_idle(bus)
     window.hang_up()
     window.wait_ended()
-    wait_no_adapter(bus)
-    eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
+    wait_nothing_left(bus, WITHIN_S)
     assert script.answers == 4
 
 
@@ -117,8 +115,7 @@ def test_a_single_prompt_is_answered_without_waiting_for_messages(
     ended = claude.run(script)
     assert '"result":"the answer"' in ended.output
     assert script.answers == 3
-    wait_no_adapter(bus)
-    eventually(lambda: not harness_processes(bus), WITHIN_S, what="no hook is left")
+    wait_nothing_left(bus, WITHIN_S)
 
 
 def _sent(lee: Peer) -> Call:
