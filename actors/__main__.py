@@ -1,4 +1,4 @@
-"""The daemon process: `python -m actors [--config PATH] [--foreground]`.
+"""The daemon process: `python -m actors [--detach | --foreground] [--config PATH]`.
 
 Takes the locks, reads the configuration, starts the system, waits for a signal or a request to
 stop, and ends it in order. Exit codes: 0 after an orderly stop, 1 after a failure; with one
@@ -15,10 +15,12 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from docopt import docopt
 
+from actors.detaching import detach
 from actors.system import System
 from agentbus.config import Config, load_config
 from agentbus.errors import BusError, ForbiddenError
@@ -36,10 +38,11 @@ from agentbus.transport.singleton import (
     runtime_directory,
 )
 
-USAGE = """Usage: actors [--config PATH] [--foreground]
+USAGE = """Usage: actors [--config PATH] [--detach | --foreground]
 
 Options:
   --config PATH  Configuration file.
+  --detach       Go on in a process that does not descend from the starter; end when it serves.
   --foreground   Log to stderr instead of the log file.
 """
 
@@ -61,14 +64,19 @@ def main(argv: list[str] | None = None) -> int:
     try:
         path = arguments["--config"]
         config = load_config(Path(path) if path else None)
-        return _run(config, foreground=arguments["--foreground"])
+        serves = detach() if arguments["--detach"] else _nobody_waits
+        return _run(config, serves, foreground=arguments["--foreground"])
     except DatabaseUnusable as error:
         return _refuse(str(error), EXIT_DATABASE)
     except BusError as error:
         return _refuse(str(error), EXIT_CONFIGURATION)
 
 
-def _run(config: Config, *, foreground: bool) -> int:
+def _nobody_waits() -> None:
+    """Whoever started this process has it as its child."""
+
+
+def _run(config: Config, serves: Callable[[], None], *, foreground: bool) -> int:
     paths = runtime_directory(os.environ, os.getuid())
     prepare_directory(paths, os.getuid())
     _make_folder(config.data_directory)
@@ -86,7 +94,7 @@ def _run(config: Config, *, foreground: bool) -> int:
         if log_path is not None:
             _make_folder(log_path.parent)
         _begin_log(log_path, config.log_level)
-        return _serve(config, paths, lock, foreground=foreground)
+        return _serve(config, paths, lock, serves, foreground=foreground)
     finally:
         data_lock.release()
         lock.release()
@@ -112,7 +120,14 @@ def _begin_log(path: Path | None, level: str) -> None:
         ) from None
 
 
-def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground: bool) -> int:
+def _serve(
+    config: Config,
+    paths: RuntimePaths,
+    lock: DaemonLock,
+    serves: Callable[[], None],
+    *,
+    foreground: bool,
+) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_descriptor_limit()
     system = System(config, paths, lock)
@@ -127,6 +142,7 @@ def _serve(config: Config, paths: RuntimePaths, lock: DaemonLock, *, foreground:
             system.give_up(f"{paths.directory} was cleared by somebody: nobody finds this daemon")
         if explains and system.redis_started:
             _let_go_of_stderr()
+            serves()
             explains = False
     clean = system.stop()
     if not clean:

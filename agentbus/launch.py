@@ -56,9 +56,9 @@ CONNECT_S: Final = 1.0
 ERROR_TEXT_BYTES: Final = 4096
 
 
-def daemon_command(config_path: Path) -> list[str]:
+def daemon_command(config_path: Path, *options: str) -> list[str]:
     """The argv that is the only seam between this package and the daemon."""
-    return [sys.executable, "-m", "actors", "--config", os.fspath(config_path)]
+    return [sys.executable, "-m", "actors", *options, "--config", os.fspath(config_path)]
 
 
 def ensure_daemon(
@@ -91,7 +91,7 @@ def ensure_daemon(
         return client
     if not allow_start:
         raise no_daemon(paths.socket)
-    start = _Start(paths, list(command or daemon_command(config_path)), env)
+    start = _Start(paths, list(command or daemon_command(config_path, "--detach")), env)
     try:
         return _wait(paths, start, give_up_s, deadline_s)
     finally:
@@ -207,7 +207,7 @@ class _Start:
             ) from None
 
     def _bury(self, child: subprocess.Popen[bytes]) -> None:
-        """Our child has ended: because another daemon was quicker, or for a reason it printed."""
+        """Our child has ended: it is not needed any more, or for a reason that it printed."""
         self._child = None
         last_line = self._last_line()
         if child.returncode == EXIT_CONFIGURATION:

@@ -1,4 +1,4 @@
-"""However often a harness starts and ends, and whichever way, nothing of it stays.
+"""However often a harness starts and ends, and whichever way, nothing of it stays but the daemon.
 
 `AGENTBUS_HARNESS_CYCLES=100` for as many of each as a release is shown with; otherwise each way
 once.
@@ -15,11 +15,10 @@ import pytest
 
 from tests.bus_fixture import ThrowAwayBus
 from tests.harness.command_lines import Adapter, CommandLine, Running
-from tests.harness.fake_anthropic import FakeAnthropic, FakeAnthropicOfOpencode
+from tests.harness.fake_anthropic import FakeAnthropicOfOpencode
 from tests.harness.fake_gemini import FakeGemini
 from tests.harness.fake_model import Call, FakeModel
 from tests.harness.fake_openai import FakeOpenAI
-from tests.harness.installed_claude import InstalledClaudeCode
 from tests.harness.installed_codex import InstalledCodex
 from tests.harness.installed_others import Gemini, Opencode
 from tests.harness.processes import ADAPTER_GONE_WITHIN_S, wait_nothing_left
@@ -43,7 +42,6 @@ WAYS: tuple[Callable[[Running], None], ...] = (_let_it_end, _terminate, Running.
 @pytest.mark.parametrize(
     ("make", "make_model"),
     [
-        pytest.param(InstalledClaudeCode, FakeAnthropic, id="claude-code"),
         pytest.param(InstalledCodex, FakeOpenAI, id="codex"),
         pytest.param(Opencode, FakeAnthropicOfOpencode, id="opencode"),
         pytest.param(Gemini, FakeGemini, id="gemini"),

@@ -13,13 +13,17 @@ import pytest
 
 from agentbus import __version__
 from agentbus.errors import ConfigMismatchError
+from agentbus.launch import ensure_daemon
 from agentbus.limits import PROTOCOL_VERSION
+from agentbus.processes import ancestors
 from agentbus.transport.singleton import (
     EXIT_ALREADY_RUNNING,
     EXIT_CONFIGURATION,
+    holder_pid,
     runtime_directory,
 )
 from tests.bus_fixture import ROOT, ThrowAwayBus, stop_daemon
+from tests.eventually import eventually
 
 
 def run_daemon(bus: ThrowAwayBus, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +51,20 @@ def test_a_second_daemon_on_the_same_data_directory_is_refused(bus: ThrowAwayBus
     assert str(bus.data_directory) in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
     assert bus.state() == "ready"
+
+
+def test_a_daemon_does_not_descend_from_what_started_it() -> None:
+    """Some harnesses end everything that descends from their MCP servers."""
+    bus = ThrowAwayBus()
+    try:
+        ensure_daemon(bus.runtime, bus.config_path, deadline_s=20.0, env=bus.environment).close()
+        pid = holder_pid(bus.runtime.lock)
+        assert pid is not None
+        eventually(lambda: os.getpid() not in ancestors(pid), what="the daemon is on its own")
+        assert os.getsid(pid) == pid
+        stop_daemon(bus.runtime)
+    finally:
+        bus.close()
 
 
 def test_a_data_directory_that_cannot_be_made_is_refused_in_one_line() -> None:
@@ -99,6 +117,7 @@ import os, sys
 from pathlib import Path
 from agentbus.launch import ensure_daemon
 from agentbus.limits import PROTOCOL_VERSION
+from agentbus.processes import ancestors
 from agentbus.transport.singleton import runtime_directory
 
 paths = runtime_directory(os.environ, os.getuid())
