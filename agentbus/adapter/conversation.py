@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentbus.adapter.binding import Binding
+from agentbus.adapter.exposures import Exposures
 from agentbus.adapter.link import Link
 from agentbus.adapter.notices import MemoryNotices
 from agentbus.adapter.prefetch import Batch, Prefetch, Report
@@ -82,6 +83,7 @@ class Conversation:
         self._profile = profile
         self._window = window
         self._bus_id: str | None = None
+        self._exposures: Exposures | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._attached_when_lost = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -232,10 +234,10 @@ class Conversation:
 
     def handing_off(self, prefetch: Prefetch, batch: Batch) -> None:
         """A result of this conversation leaves in the next moment: should this process be killed
-        before its report, the daemon knows what to mark.
+        before its report, whoever comes next knows what to mark.
 
-        Nobody waits. The frame is with the OS before the result is, unless the daemon does not
-        read or the connection is down; then only this process knows.
+        It is noted on disk, and the daemon is told, which nobody waits for: the one holds when the
+        daemon cannot be told or is killed as well, the other when the machine fails later.
         """
         if prefetch is self.prefetch:
             self._expose(prefetch.exposes(batch))
@@ -275,12 +277,16 @@ class Conversation:
 
     def _expose(self, exposed: dict[int, int]) -> None:
         if exposed:
+            if self._exposures is not None:
+                self._exposures.note(exposed)
             self._notify("handing_off", {"exposed": [list(place) for place in exposed.items()]})
 
     async def reported(self, timeout_s: float) -> None:
         """Wait until the daemon has answered what was reported, but not for long."""
         if self._reports:
             await asyncio.wait(self._reports, timeout=timeout_s)
+        if self._exposures is not None and self.prefetch.all_stored:
+            self._exposures.forget()
 
     def _send_report(self, attachment: Attachment, prefetch: Prefetch, report: Report) -> None:
         """At once, in the step in which the result's last byte left: should this process be killed
@@ -318,6 +324,7 @@ class Conversation:
     def attached(self, attachment: Attachment, answer: dict[str, Any]) -> None:
         if self._bus_id is not None and self._bus_id != answer["bus_id"]:
             self.prefetch = Prefetch()
+            self._exposures = None
             self.memory_notices = MemoryNotices()
             self.notices.append(
                 {
@@ -329,7 +336,14 @@ class Conversation:
         self._bus_id = answer["bus_id"]
         self.attachment = attachment
         self.display_name = answer["display_name"]
-        self.prefetch.attached(answer["session_id"], answer["epoch"], answer["subscriptions"])
+        shown_before = {}
+        if self._exposures is None:
+            folder, session_id = self._link.exposures_folder, answer["session_id"]
+            self._exposures = Exposures(folder, answer["bus_id"], session_id)
+            shown_before = self._exposures.read()
+        self.prefetch.attached(
+            answer["session_id"], answer["epoch"], answer["subscriptions"], shown_before
+        )
         self._expose(self.prefetch.exposed_before(answer["subscriptions"]))
         for change in answer["memory_changes"]:
             self.memory_notices.add(change)

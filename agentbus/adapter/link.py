@@ -100,6 +100,11 @@ class Link:
         self.state = "starting"
         self.epoch = 0
 
+    @property
+    def exposures_folder(self) -> Path:
+        """Where adapters note what clients may have seen."""
+        return self._paths.exposures
+
     def load_config(self) -> Config:
         """The configuration as its file is now. Raises ConfigError."""
         return load_config(self._config_path)

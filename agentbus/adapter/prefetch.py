@@ -18,8 +18,9 @@ handed off here is never given out twice, whatever the daemon has heard of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from agentbus.adapter.subscription import Arrived, Entry, Gap, Held, Record, SubscriptionQueue
@@ -108,9 +109,16 @@ class Prefetch:
     # --- what the daemon says ---------------------------------------------------------------------
 
     def attached(
-        self, session_id: str, epoch: int, subscriptions: Iterable[dict[str, Any]]
+        self,
+        session_id: str,
+        epoch: int,
+        subscriptions: Iterable[dict[str, Any]],
+        shown_before: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """A new attachment: window full, reports from 1, delivery from the confirmed positions."""
+        """A new attachment: window full, reports from 1, delivery from the confirmed positions.
+
+        `shown_before`: subscription -> what an adapter before this one may have shown.
+        """
         self.session_id = session_id
         self._report_number = 0
         self._unconfirmed.clear()
@@ -130,7 +138,9 @@ class Prefetch:
             queue = self._queue(subscription, row["channel"], row["confirmed"])
             queue.invalidate(row["confirmed"])
             queue.reported = queue.committed = queue.sent = row["confirmed"]
-            queue.exposed = max(queue.exposed, row["handed_off"])
+            queue.stored = row["handed_off"]
+            queue.shown_before = max(queue.shown_before, shown_before.get(subscription, 0))
+            queue.exposed = max(queue.exposed, row["handed_off"], queue.shown_before)
             queue.announced = max(queue.announced, queue.exposed)
         for subscription in self._subscriptions.keys() - live:
             del self._subscriptions[subscription]
@@ -282,6 +292,11 @@ class Prefetch:
         expired = tuple(self._expired.values())
         return Batch(tuple(fitting), expired, more, room.oversize, is_replay=True)
 
+    @property
+    def all_stored(self) -> bool:
+        """Whether the ledger holds whatever clients may have seen."""
+        return all(queue.announced <= queue.stored for queue in self._subscriptions.values())
+
     def exposes(self, batch: Batch) -> dict[int, int]:
         """What to announce before the first byte of this batch's result leaves."""
         news: dict[int, int] = {}
@@ -371,6 +386,7 @@ class Prefetch:
             queue = self._subscriptions.get(subscription)
             if queue is not None:
                 queue.committed = max(queue.committed, position)
+                queue.stored = max(queue.stored, queue.committed)
 
     def failed(self, report: Report) -> None:
         """The daemon did not take the report; its content is due again."""

@@ -129,7 +129,11 @@ class SubscriptionQueue:
         """How far the daemon has sent to this attachment; it refuses reports of more."""
         self.committed = position
         """Newest position whose report the daemon has answered."""
+        self.stored = position
+        """Newest position that the ledger holds as handed off."""
         self.exposed = position
+        self.shown_before = position
+        """Up to here an adapter before this one may have shown messages."""
         self.announced = position
         self._queue: deque[Entry] = deque()
         self._in_flight: dict[int, Entry] = {}
@@ -214,7 +218,8 @@ class SubscriptionQueue:
         """A record that arrives, as it is now."""
         current = self.current(record)
         self._news.pop(record.position, None)
-        if current is not None and record.position in self._partly_shown:
+        shown = record.position <= self.shown_before or record.position in self._partly_shown
+        if current is not None and shown:
             return replace(current, redelivered=True)
         return current
 

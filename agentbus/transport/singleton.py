@@ -77,6 +77,11 @@ class RuntimePaths:
         return self.directory / "refused"
 
     @property
+    def exposures(self) -> Path:
+        """Adapters note here what clients may have seen, a file per session."""
+        return self.directory / "exposed"
+
+    @property
     def redis_socket(self) -> Path:
         """The private Redis listens here."""
         return self.directory / "redis.sock"

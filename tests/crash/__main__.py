@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
             total["schedules"] += 1
             continue
         print(report.line(), flush=True)
-        if report.verdict.findings or report.verdict.excused:
+        if report.verdict.findings:
             print(report.details(), flush=True)
         if not report.verdict.clean and keep is not None:
             _keep(report, keep)

@@ -350,10 +350,8 @@ class AdapterClient(Client):
         if asked is None:
             return None
         result: dict[str, Any] = message["result"]["structuredContent"]
-        if "error" not in result:
-            self.history.answered.append((self.name, self.history.now_s()))
-            if asked == "receive":
-                self._took(result)
+        if "error" not in result and asked == "receive":
+            self._took(result)
         return result
 
     def _ask(self, tool: str, arguments: dict[str, Any]) -> Any:
@@ -402,7 +400,6 @@ class AdapterClient(Client):
                 self._read(adapter.receive(5.0))
         self._asked.clear()
         adapter.close()
-        self.history.ended.append((self.name, self.history.now_s()))
 
     def _took(self, result: dict[str, Any]) -> None:
         self._results += 1

@@ -131,10 +131,6 @@ class History:
     handed: list[Handed] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    answered: list[tuple[str, float]] = field(default_factory=list)
-    """When which client had a result that only an attached adapter can give."""
-    ended: list[tuple[str, float]] = field(default_factory=list)
-    """When which client's adapter had ended."""
     stuck: list[str] = field(default_factory=list)
     """What did not end in time although nothing was wrong with it any more."""
     began_s: float = field(default_factory=time.monotonic)

@@ -10,25 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agentbus.projection.connection import COMMAND_TIMEOUT_SECONDS
-from tests.crash.history import Fault, Handed, History, Operation, Subscribed
+from tests.crash.history import Handed, History, Operation, Subscribed
 
 END = 2**63
 
-ON_THE_DAEMON = (
-    "kill_daemon",
-    "pause_daemon",
-    "full_disk",
-    "cut",
-    "restart_race",
-    "daemon_failpoint",
-)
-"""Faults while which the daemon may not hear, or not store, what an adapter says."""
-
-A_MOMENT_S = 0.1
-"""Longer than a report needs to its commit, on a busy machine."""
-
-ALLOWED = ("ok", "recovered", "never_happened", "failed", "removed", "marked", "double_fault")
+ALLOWED = ("ok", "recovered", "never_happened", "failed", "removed", "marked")
 FORBIDDEN = (
     "lost",
     "doubled",
@@ -97,8 +83,6 @@ class Verdict:
     """All findings, and how many ids there were of each harmless class."""
 
     findings: list[Finding] = field(default_factory=list)
-    excused: list[Finding] = field(default_factory=list)
-    """Marks that were missing after a double fault."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, subject: str, text: str) -> None:
@@ -224,60 +208,20 @@ def _delivered(history: History, truth: Truth, subscription: Subscribed, verdict
 def _duplicates_and_order(
     history: History, handed: list[Handed], places: dict[str, int], verdict: Verdict
 ) -> None:
-    seen: dict[str, float] = {}
+    seen: set[str] = set()
     newest = 0
     for one in handed:
         place = places.get(one.message_id, one.sequence)
         if one.redelivered:
             verdict.counts["marked"] += 1
-        text = f"came to {one.client} again in result {one.result} without a mark"
-        if one.message_id not in seen or one.redelivered:
-            pass
-        elif _was_a_double_fault(history, one.client, seen[one.message_id], one.at_s):
-            verdict.excused.append(Finding("double_fault", one.message_id, text))
-            verdict.counts["double_fault"] += 1
-        else:
+        elif one.message_id in seen:
+            text = f"came to {one.client} again in result {one.result} without a mark"
             verdict.add("doubled", one.message_id, text)
         if one.message_id not in seen and place <= newest:
             text = f"{place} came to {one.client} first in result {one.result}, after {newest}"
             verdict.add("out_of_order", one.message_id, text)
-        seen[one.message_id] = one.at_s
+        seen.add(one.message_id)
         newest = max(newest, place)
-
-
-def _was_a_double_fault(history: History, client: str, first_s: float, again_s: float) -> bool:
-    """Did the adapter end before the daemon could know what it had handed off?
-
-    The one hole in the marking, named in docs/guarantees.md: the daemon is in trouble, from just
-    before its fault until the adapter has had an answer again, and the adapter ends meanwhile.
-    """
-    ended = [at_s for name, at_s in history.ended if name == client and first_s <= at_s <= again_s]
-    if not ended:
-        return False
-    for fault in history.faults:
-        if fault.kind not in ON_THE_DAEMON:
-            continue
-        over_s = END if fault.ended_s is None else fault.ended_s + A_MOMENT_S
-        answered = (at_s for name, at_s in history.answered if name == client and at_s >= over_s)
-        if _trouble_from_s(history, fault) <= ended[0] and first_s <= min(answered, default=END):
-            return True
-    return False
-
-
-def _trouble_from_s(history: History, fault: Fault) -> float:
-    """Since when the daemon may not have stored what it was told before this fault.
-
-    An attachment that waits for a Redis that hangs stores nothing meanwhile; it may wait for each
-    thing that it was asked before.
-    """
-    began_s = fault.began_s - A_MOMENT_S
-    for pause in history.faults:
-        if pause.kind != "pause_redis" or pause.began_s > fault.began_s:
-            continue
-        over_s = END if pause.ended_s is None else pause.ended_s
-        if fault.began_s <= over_s + COMMAND_TIMEOUT_SECONDS:
-            began_s = min(began_s, pause.began_s - A_MOMENT_S)
-    return began_s
 
 
 def _strangers(history: History, handed: list[Handed], verdict: Verdict) -> None:

@@ -39,9 +39,9 @@ class Report:
         )
 
     def details(self, findings: int = 10) -> str:
-        """Each finding, and each excused one, with the history of its id."""
+        """Each finding with the history of its id."""
         lines = []
-        for finding in [*self.verdict.findings[:findings], *self.verdict.excused[:findings]]:
+        for finding in self.verdict.findings[:findings]:
             lines.append(f"  {finding.kind} {finding.subject}: {finding.text}")
             if finding.subject:
                 lines += [f"      {line}" for line in self.history.about(finding.subject)]

@@ -261,44 +261,6 @@ def test_own_messages_and_those_after_an_unsubscribe_are_not_owed() -> None:
     assert judge(history, truth).clean
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault_s", "ended_s", "answered_s", "is_double"),
-    [
-        ("kill_daemon", 12.05, 12.1, 15.0, True),
-        ("kill_daemon", 11.95, 12.1, 15.0, True),
-        ("kill_adapter", 12.05, 12.1, 15.0, False),  # of another one
-        ("kill_daemon", 12.05, 20.0, 15.0, False),  # the adapter died after the mark
-        ("kill_daemon", 12.5, 12.1, 15.0, False),  # the daemon died when all was stored
-        ("kill_daemon", 11.0, 12.1, 11.5, False),  # it was attached again before
-    ],
-)
-def test_only_when_adapter_and_daemon_failed_at_once_may_a_mark_be_missing(
-    kind: str, fault_s: float, ended_s: float, answered_s: float, is_double: bool
-) -> None:
-    history, truth = honest()
-    history.handed.append(handed(2, 14))
-    history.faults = [Fault(kind, kind, fault_s, fault_s)]
-    history.ended = [("reader", ended_s), ("other", 12.06)]
-    history.answered = [("reader", answered_s), ("other", 12.07)]
-    verdict = judge(history, truth)
-    assert verdict.clean is is_double, verdict
-    assert verdict.counts["double_fault"] == is_double
-
-
-@pytest.mark.parametrize(("killed_s", "is_double"), [(13.0, True), (17.5, False)])
-def test_with_a_redis_that_hangs_the_moment_is_as_long_as_the_daemon_waits_for_it(
-    killed_s: float, is_double: bool
-) -> None:
-    history, truth = honest()
-    history.handed.append(handed(2, 20))
-    history.faults = [
-        Fault("pause_redis", "pause Redis", 11.5, 15.0),
-        Fault("kill_daemon", "kill daemon", killed_s, killed_s),
-    ]
-    history.ended = [("reader", 12.1)]
-    assert judge(history, truth).clean is is_double
-
-
 def test_a_finding_is_explained_by_the_history_of_its_id() -> None:
     history, truth = honest()
     lost(history, truth)

@@ -4,6 +4,7 @@ comes again marked, what it cannot have seen comes as new, and nothing is lost."
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import termios
 from collections.abc import Iterator
@@ -132,3 +133,25 @@ def test_cancelled_before_its_first_byte_it_comes_again_as_new(harness: Harness)
     assert [adapter.receive()["id"], adapter.receive()["id"]] == [listing, answered]
     harness.kill()
     assert messages(harness.start().use("receive")) == [("cancelled", False)]
+
+
+@pytest.mark.parametrize("failpoint", ["before_handoff_write", "before_report"])
+def test_killed_with_a_daemon_that_never_heard_of_the_result_it_comes_again_marked(
+    failpoint: str,
+) -> None:
+    with ThrowAwayBus() as bus:
+        harness = Harness(bus)
+        harness.start().use("whoami")
+        harness.kill()
+        harness.send("both-1", "both-2")
+        adapter = harness.start(failpoint)
+        eventually(lambda: adapter.use("whoami")["pending"] == 2, what="both are here")
+        with bus.client() as client:
+            daemon = client.request("status", {}, 10.0)["pid"]
+        os.kill(daemon, signal.SIGSTOP)
+        adapter.call("receive", count=1)
+        assert adapter.wait_exit() == -signal.SIGKILL
+        bus.kill()
+        bus.start()
+        assert messages(harness.start().use("receive")) == [("both-1", True), ("both-2", False)]
+        harness.close()
