@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from agentbus.projection.processes import start_mark
 
 from agentbus.inspection_guard import Guard
+from agentbus.processes import start_mark
 from tests.eventually import eventually
 
 
