@@ -26,7 +26,9 @@ class InstalledCodex(Codex):
         There is none with the bypass, so here a person trusts the hooks.
         """
         terminal = self._open([], "2. Trust all and continue")
-        terminal.press_until("2", "\u203a 2. Trust all and continue")
+        terminal.wait_still()
+        terminal.type("2")
+        terminal.wait_for("\u203a 2. Trust all and continue")
         terminal.type("\r")
         terminal.wait_for(_TAKES_INPUT)
         return terminal

@@ -27,7 +27,6 @@ from contextlib import suppress
 from pathlib import Path
 
 SHOWN_WITHIN_S = 30.0
-_KEY_TAKEN_WITHIN_S = 1.0
 _ROWS, _COLUMNS = 40, 140
 
 # The session leader takes the terminal on its stdin as the controlling one, then becomes the
@@ -110,17 +109,13 @@ class Terminal:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGHUP)
 
-    def press_until(self, key: str, words: str, within_s: float = SHOWN_WITHIN_S) -> None:
-        """Press the key until the words are shown: a screen that is not ready yet loses keys."""
+    def wait_still(self, for_s: float = 1.0, within_s: float = SHOWN_WITHIN_S) -> None:
+        """Until nothing has been shown for a while: some programs throw away what was typed before
+        their dialog stood, or fail on it."""
         deadline_s = time.monotonic() + within_s
-        while True:
-            since = self.mark()
-            self.type(key)
-            try:
-                return self.wait_for(words, since, _KEY_TAKEN_WITHIN_S)
-            except AssertionError:
-                if time.monotonic() > deadline_s:
-                    raise
+        with self._changed:
+            while self._changed.wait(for_s):
+                assert time.monotonic() < deadline_s, "what it shows goes on changing"
 
     def wait_ended(self, within_s: float = SHOWN_WITHIN_S) -> int:
         return self.process.wait(within_s)
