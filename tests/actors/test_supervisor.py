@@ -56,7 +56,7 @@ class Office:
         self.timer = Timer(self.clock)
         self.dispatcher = Dispatcher(threads=1)
         self.ledger, self.registrar, self.cleanup = Probe(), Probe(), Probe()
-        self.projector = Probe()
+        self.projector, self.waits = Probe(), Probe()
         self.announced: list[tuple[str, int]] = []
         self.stops: list[StopAsked] = []
         self.gave_up: list[str] = []
@@ -66,6 +66,7 @@ class Office:
             self.projector.address,
             self.registrar.address,
             self.cleanup.address,
+            self.waits.address,
             Outlets(self._announce, self.stops.append, self.gave_up.append, self.refused.append),
         )
         actor = SupervisorActor(wiring, self.timer, self.clock)
