@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 _FAILED = 1
 _SERVES = b"s"
@@ -29,7 +30,8 @@ def detach() -> Callable[[], None]:
     os.setsid()
 
     def serves() -> None:
-        os.write(writing, _SERVES)
+        with suppress(BrokenPipeError):  # whoever waited was ended meanwhile; we are not its affair
+            os.write(writing, _SERVES)
         os.close(writing)
 
     return serves
