@@ -95,12 +95,12 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """From the state on; the name before it may hold anything."""
+    """From the state on; the name before it may hold anything, half a character too."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return stat.rpartition(")")[2].split()
+    return stat.rpartition(b")")[2].decode("ascii").split()
 
 
 def _start_mark_from_proc(pid: int) -> str | None:

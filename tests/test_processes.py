@@ -9,7 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentbus.processes import arguments_of, end_group, executable, is_running, start_mark
+from agentbus.processes import (
+    ancestors,
+    arguments_of,
+    end_group,
+    executable,
+    is_running,
+    start_mark,
+)
 from tests.eventually import eventually
 
 
@@ -26,6 +33,24 @@ def test_a_zombie_and_a_pid_of_nobody_have_no_mark() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert start_mark(child.pid) is None
     assert start_mark(child.pid) is None
+
+
+def test_the_name_of_a_process_may_hold_half_a_character() -> None:
+    """Linux cuts it at 15 bytes, wherever that is."""
+    rename = r"""
+import os
+if os.path.exists("/proc/self/comm"):
+    open("/proc/self/comm", "wb").write(b") S 1 \xc3")
+print("done", flush=True)
+input()
+"""
+    command = [sys.executable, "-c", rename]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"done\n"
+        assert start_mark(child.pid) is not None
+        assert ancestors(child.pid)[0] == os.getpid()
+        child.kill()
 
 
 def test_a_process_shows_what_it_was_started_with_and_one_that_ended_nothing() -> None:
