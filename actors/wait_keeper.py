@@ -6,7 +6,7 @@ Moves no cursor and renews no subscription: a wait only looks. A session need no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
@@ -160,6 +160,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                 if waiting is not None and waiting.reply_to is due_of:
                     self._end_wait(waiting, "timeout")
             case AttachmentOpened(session_id):
+                self._attached.pop(session_id, None)  # the newest is the last
                 self._attached[session_id] = message
                 self._seen.add(session_id)
             case AttachmentClosed(session_id):
@@ -196,16 +197,19 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         wait = asked.wait
         conversation = wait.conversation
         if conversation is None:
-            of_harness = (
-                one.conversation
-                for one in self._attached.values()
-                if one.harness_pid in wait.harness_pids
-            )
-            conversation = next(of_harness, None)
+            conversation = self._attached_from(wait.harness_pids)
         session = None
         if conversation is not None:
             session = self._store.find_session(wait.application, conversation)
         self._begin_wait(asked, session)
+
+    def _attached_from(self, harness_pids: tuple[int, ...]) -> str | None:
+        """The conversation attached last from the first of these that has one.
+
+        One harness may have been started by a command of another, so the nearest is meant.
+        """
+        newest = {one.harness_pid: one.conversation for one in self._attached.values()}
+        return next((newest[pid] for pid in harness_pids if pid in newest), None)
 
     def _begin_wait(self, asked: WaitAsked, session: SessionRow | None) -> None:
         if session is None:
@@ -219,7 +223,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         waiting = _Waiting(asked.wait, session, asked.link, asked.reply_to)
         try:
             if not asked.wait.wait_ms:
-                asked.reply_to.set(self._answer(waiting, "looked"))
+                _answer(waiting, "looked", self._channels_of(waiting))
                 return
             earlier = self._waiting.get(session.session_id)
             if earlier is not None:
@@ -274,8 +278,12 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                 self._look(waiting)
 
     def _look(self, waiting: _Waiting) -> None:
-        if self._channels_of(waiting):
-            self._end_wait(waiting, "woken")
+        newest = self._store.last_sequence()  # before it is counted: what comes between wakes again
+        channels = self._channels_of(waiting)
+        if channels:
+            if waiting.wait.only_new:
+                self._woken_through[waiting.session.session_id] = newest
+            self._end_wait(waiting, "woken", channels)
 
     def _rows(self, waiting: _Waiting) -> list[Any]:
         """Living subscriptions of the channels that it waits for; of all when none is named."""
@@ -302,20 +310,11 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         ]
         return [entry for entry in counted if entry["waiting"]]
 
-    def _answer(self, waiting: _Waiting, outcome: str) -> dict[str, Any]:
-        return {
-            "outcome": outcome,
-            "display_name": waiting.session.display_name,
-            "channels": [] if outcome in ("replaced", "ended") else self._channels_of(waiting),
-        }
-
-    def _end_wait(self, waiting: _Waiting, outcome: str) -> None:
+    def _end_wait(
+        self, waiting: _Waiting, outcome: str, channels: Iterable[dict[str, Any]] = ()
+    ) -> None:
         self._forget(waiting)
-        newest = self._store.last_sequence()  # before it is counted: what comes between wakes again
-        answer = self._answer(waiting, outcome)
-        if outcome == "woken" and waiting.wait.only_new:
-            self._woken_through[waiting.session.session_id] = newest
-        waiting.reply_to.set(answer)
+        _answer(waiting, outcome, channels)
 
     def _forget(self, waiting: _Waiting) -> None:
         if waiting.due is not None:
@@ -344,3 +343,13 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             for channel_id in self._watched:
                 self._channels.address(channel_id).tell(Unwatch(self.address))
             self._watched.clear()
+
+
+def _answer(waiting: _Waiting, outcome: str, channels: Iterable[dict[str, Any]]) -> None:
+    waiting.reply_to.set(
+        {
+            "outcome": outcome,
+            "display_name": waiting.session.display_name,
+            "channels": list(channels),
+        }
+    )

@@ -72,7 +72,9 @@ def wait(arguments: Arguments) -> int:
 def _tell(answer: dict[str, Any]) -> int:
     for entry in answer["channels"]:
         sys.stdout.write(encode(entry).decode() + "\n")
-    return {"woken": EXIT_WOKEN, "timeout": EXIT_TIMEOUT}.get(answer["outcome"], EXIT_REPLACED)
+    if answer["outcome"] == "replaced":
+        return EXIT_REPLACED
+    return EXIT_WOKEN if answer["channels"] else EXIT_TIMEOUT
 
 
 def _tell_hook(answer: dict[str, Any]) -> int:
@@ -126,11 +128,12 @@ class _Waiter:
         self._stopped = False
 
     def run(self) -> dict[str, Any]:
-        """The daemon's answer. Raises BusError when it refuses or was stopped on purpose."""
+        """The daemon's answer. Raises BusError when it refuses or was stopped on purpose.
+
+        Without any time it is asked what there is, once.
+        """
         while True:
-            left_s = self._deadline_s - time.monotonic()
-            if left_s <= 0:
-                return {"outcome": "timeout", "channels": []}
+            left_s = max(0.0, self._deadline_s - time.monotonic())
             try:
                 return self._ask(left_s)
             except NotFoundError:
@@ -142,7 +145,10 @@ class _Waiter:
                     raise
             except OSError:
                 pass  # between two daemons
-            time.sleep(min(RETRY_S, max(0.0, self._deadline_s - time.monotonic())))
+            left_s = self._deadline_s - time.monotonic()
+            if left_s <= 0:
+                return {"outcome": "timeout", "channels": []}
+            time.sleep(min(RETRY_S, left_s))
 
     def _ask(self, left_s: float) -> dict[str, Any]:
         from agentbus.cli.running import CONNECT_S, runtime_paths

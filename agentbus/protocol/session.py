@@ -59,10 +59,11 @@ class HookEvent:
 class Wait:
     """Answer when something waits for a session, after `wait_ms` at the latest.
 
-    Whose: of `conversation` (and `application`, where it is known), else of what is attached from
-    one of `harness_pids`. `channels` empty: all of its subscriptions. `only_new`: leave out what an
-    earlier wait of this kind has told already, so that nobody is woken twice for one message, and
-    end with the conversation, or with the adapter that one of `harness_pids` has started.
+    Whose: of `conversation` (and `application`, where it is known), else of what was attached last
+    from the first of `harness_pids` that has something. `channels` empty: all of its subscriptions.
+    `only_new`: leave out what an earlier wait of this kind has told already, so that nobody is
+    woken twice for one message, and end with the conversation, or with the adapter that one of
+    `harness_pids` has started.
     """
 
     wait_ms: int

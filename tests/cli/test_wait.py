@@ -146,6 +146,18 @@ def test_wait_ends_by_time_by_replacement_and_with_its_harness(bus: ThrowAwayBus
     eventually(lambda: waits(bus) == 0, what="nobody waits")
 
 
+def test_without_any_time_wait_tells_what_waits_now(bus: ThrowAwayBus) -> None:
+    look = ("wait", "--session", "z-1", "--timeout", "0")
+    bus.attach("Zoe", conversation="z-1").close()
+    assert agentbus(bus, *look).returncode == EXIT_TIMEOUT
+    kim = bus.attach("Kim")
+    kim.call("send", channel="general", content="hello")
+    kim.close()
+    found = agentbus(bus, *look)
+    assert found.returncode == EXIT_WOKEN
+    assert decode_strict(found.stdout) == {"channel": "general", "waiting": 1}
+
+
 def test_an_unknown_session_is_an_error_for_people_and_silence_for_hooks(
     bus: ThrowAwayBus,
 ) -> None:

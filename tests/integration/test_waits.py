@@ -153,6 +153,29 @@ def test_a_session_is_found_by_its_harness_process(bus: InProcessBus) -> None:
         assert refused.value.code == "not_found"
 
 
+def test_of_several_harness_processes_the_nearest_counts_and_of_its_sessions_the_newest(
+    bus: InProcessBus,
+) -> None:
+    with (
+        Client.connect(bus.paths.socket, 5.0) as outer,
+        Client.connect(bus.paths.socket, 5.0) as inner,
+    ):
+        greet(outer, 4711)
+        greet(inner, 4712)
+        for client, agent in ((outer, "Outer"), (inner, "Earlier"), (inner, "Later")):
+            attach = {
+                "agent": agent,
+                "application": "test",
+                "conversation": f"{agent}-1",
+                "identity_source": "argument",
+                "window_messages": 1,
+                "window_bytes": 1000,
+            }
+            client.request("attach", attach, 5.0)
+        assert look(bus, harness_pids=[9, 4712, 4711])["display_name"] == "Later"
+        assert look(bus, harness_pids=[9, 4711])["display_name"] == "Outer"
+
+
 def test_a_look_moves_no_cursor_and_counts_every_time(bus: InProcessBus) -> None:
     bus.attach("Sam", "sam-1")
     kim = bus.attach("Kim", "kim-1")
