@@ -239,6 +239,21 @@ def test_hooks_that_were_taken_out_are_missed(around: Surroundings) -> None:
     assert any(one.seen.endswith("has none for Stop") for one in found)
 
 
+@pytest.mark.parametrize("for_project", [False, True])
+def test_what_is_advised_keeps_the_place_and_the_options_of_the_installation(
+    around: Surroundings, for_project: bool
+) -> None:
+    project = around.folder if for_project else None
+    install("gemini", around, project=project, agent="Sam", config_path=Path("/my own/c.json"))
+    settings = (project or around.home) / ".gemini" / "settings.json"
+    settings.write_text(settings.read_text().replace('"SessionEnd"', '"Other"'))
+    (advice,) = [one.advice for one in of("gemini", around) if one.fault == "hooks-missing"]
+    options = "--project " if for_project else ""
+    assert advice == (
+        f"run: agentbus-admin install gemini {options}--agent Sam --config '/my own/c.json'"
+    )
+
+
 def test_codex_hooks_count_when_each_was_accepted_in_its_place(around: Surroundings) -> None:
     hooks = around.home / ".codex" / "hooks.json"
     hooks.parent.mkdir()

@@ -7,6 +7,7 @@ and nothing else. Main thread, and one thread for each version that is asked.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -128,7 +129,7 @@ def _output_of(command: list[str]) -> tuple[str, str | None]:
 def _installation(harness: str, around: Surroundings) -> list[Finding]:
     check = f"{harness} entry"
     try:
-        standings = _standings(harness, around)
+        standings, is_of_user = _standings(harness, around)
     except UnavailableError as error:
         return [INSTALL_EXTRA_MISSING.found(check, error.message)]
     except BusError as error:
@@ -137,19 +138,24 @@ def _installation(harness: str, around: Surroundings) -> list[Finding]:
         return [FILE_UNREADABLE.found(check, str(error), HARNESS=harness)]
     server = next(one for one in standings if isinstance(one.entry, Member))
     hooks = [one for one in standings if isinstance(one.entry, Element)]
-    found = [_entry(harness, server)]
+    words = _install_words(harness, server, None if is_of_user else around.folder)
+    found = [_entry(harness, server, words)]
     if hooks and server.state != "missing":
-        found += _hooks(harness, hooks, around)
+        found += _hooks(harness, hooks, around, words)
     return found
 
 
-def _standings(harness: str, around: Surroundings) -> list[Standing]:
-    """As installed for the user, else as installed for the project in the current folder."""
+def _standings(harness: str, around: Surroundings) -> tuple[list[Standing], bool]:
+    """As installed for the user, else as installed for the project in the current folder.
+
+    And whether it is for the user.
+    """
     of_user = _standings_in(harness, around, None)
     if any(one.state != "missing" for one in of_user):
-        return of_user
+        return of_user, True
     of_project = _standings_in(harness, around, around.folder)
-    return of_project if any(one.state != "missing" for one in of_project) else of_user
+    is_there = any(one.state != "missing" for one in of_project)
+    return (of_project, False) if is_there else (of_user, True)
 
 
 def _standings_in(harness: str, around: Surroundings, project: Path | None) -> list[Standing]:
@@ -168,55 +174,58 @@ def _standings_in(harness: str, around: Surroundings, project: Path | None) -> l
     return found
 
 
-def _entry(harness: str, server: Standing) -> Finding:
+def _entry(harness: str, server: Standing, words: str) -> Finding:
     check = f"{harness} entry"
     file = str(server.path)
     if server.state == "missing":
         return ENTRY_MISSING.found(check, f"{file} has no agentbus", HARNESS=harness)
     if server.state == "foreign":
         seen = f"{file}: agentbus there is not an entry of this program"
-        return ENTRY_FOREIGN.found(check, seen, FILE=file, HARNESS=harness)
+        return ENTRY_FOREIGN.found(check, seen, FILE=file, HARNESS=words)
     program = program_of(server.value)
     if shutil.which(program) is None:
         seen = f"{file} starts {program}, which cannot be run"
-        return ENTRY_BROKEN.found(check, seen, HARNESS=_install_words(harness, server))
+        return ENTRY_BROKEN.found(check, seen, HARNESS=words)
     if server.state == "outdated":
         seen = f"{file} is not as it would be installed now; it starts {program}"
-        return ENTRY_OUTDATED.found(check, seen, HARNESS=_install_words(harness, server))
+        return ENTRY_OUTDATED.found(check, seen, HARNESS=words)
     return fine(check, f"current, in {file}")
 
 
-def _install_words(harness: str, server: Standing) -> str:
-    """What to install with, so that it stays as it is."""
-    agent, config_path = given_options(server.value)
+def _install_words(harness: str, server: Standing, project: Path | None) -> str:
+    """What to install with, so that it stays where and as whom it is."""
     words = [harness]
-    if agent is not None:
-        words.append(f"--agent {agent}")
-    if config_path is not None:
-        words.append(f"--config {config_path}")
-    return " ".join(words)
+    if project is not None:
+        words.append("--project")
+    if server.state in ("current", "outdated"):
+        agent, config_path = given_options(server.value)
+        if agent is not None:
+            words += ["--agent", agent]
+        if config_path is not None:
+            words += ["--config", str(config_path)]
+    return shlex.join(words)
 
 
 # --- its hooks ------------------------------------------------------------------------------------
 
 
-def _hooks(harness: str, hooks: list[Standing], around: Surroundings) -> list[Finding]:
+def _hooks(harness: str, hooks: list[Standing], around: Surroundings, words: str) -> list[Finding]:
     check = f"{harness} hooks"
     file = hooks[0].path
     missing = [_event(one) for one in hooks if one.state == "missing"]
     if missing:
         seen = f"{file} has none for {', '.join(missing)}"
-        return [HOOKS_MISSING.found(check, seen, HARNESS=harness)]
+        return [HOOKS_MISSING.found(check, seen, HARNESS=words)]
     outdated = [_event(one) for one in hooks if one.state == "outdated"]
     if outdated:
         seen = f"{file}: not as they would be installed now: {', '.join(outdated)}"
-        found = [HOOKS_OUTDATED.found(check, seen, HARNESS=harness)]
+        found = [HOOKS_OUTDATED.found(check, seen, HARNESS=words)]
     else:
         found = [fine(check, f"current, in {file}")]
     if harness == "codex":
         found.append(_trust(hooks, around.home))
     if around.status is not None:
-        found.append(_spoken(harness, around.status))
+        found.append(_spoken(harness, around.status, words))
     return found
 
 
@@ -253,7 +262,7 @@ def _trust_key(key: str) -> str:
     return ":".join([file, *rest]).replace("_", "").casefold()
 
 
-def _spoken(harness: str, status: dict[str, Any]) -> Finding:
+def _spoken(harness: str, status: dict[str, Any], words: str) -> Finding:
     check = f"{harness} hooks heard"
     heard = [
         f"{hook.get('event')} {hook.get('at')}"
@@ -262,4 +271,4 @@ def _spoken(harness: str, status: dict[str, Any]) -> Finding:
     ]
     if heard:
         return fine(check, "last " + ", ".join(reversed(heard)))
-    return HOOKS_SILENT.found(check, f"none since {status.get('started_at')}", HARNESS=harness)
+    return HOOKS_SILENT.found(check, f"none since {status.get('started_at')}", HARNESS=words)
