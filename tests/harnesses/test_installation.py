@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentbus.encoding import decode_strict
-from agentbus.errors import ValidationError
+from agentbus.errors import ConflictError, ValidationError
 from agentbus.harnesses.installing.entries import HARNESSES, Target, entries_of, is_ours
 from agentbus.harnesses.installing.installation import (
     BACKUP_SUFFIX,
@@ -205,6 +205,33 @@ def test_a_link_stays_a_link_and_a_mode_a_mode(target: Target) -> None:
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     uninstall("claude-code", target)
     assert (link.is_symlink(), real.read_text()) == (True, "{}\n")
+
+
+def test_a_link_to_nothing_leads_to_nothing_again(target: Target) -> None:
+    real = target.home / "dotfiles" / "claude.json"
+    link = target.home / ".claude.json"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(real)
+    install("claude-code", target)
+    assert "agentbus" in real.read_text()
+    uninstall("claude-code", target)
+    assert (link.is_symlink(), real.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("before", [None, '{"mine": 1}\n'])
+def test_what_a_harness_writes_between_reading_and_writing_is_not_lost(
+    target: Target, before: str | None
+) -> None:
+    path = target.home / ".claude.json"
+    if before is not None:
+        written(path, before)
+    changes = plan_install(entries_of("claude-code", target))
+    written(path, '{"theirs": 2}\n')
+    with pytest.raises(ConflictError, match="run the command again"):
+        carry_out(changes, installing=True)
+    assert path.read_text() == '{"theirs": 2}\n'
+    assert all(install("claude-code", target))
+    assert decode_strict(path.read_bytes())["theirs"] == 2
 
 
 def test_the_first_state_is_kept_beside_the_file(target: Target) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from agentbus.errors import ValidationError
+from agentbus.errors import ConflictError, ValidationError
 from agentbus.harnesses.installing.entries import Element, FileEntries, Member, is_ours
 from agentbus.harnesses.installing.json_text import JsonText
 from agentbus.harnesses.installing.toml_text import (
@@ -113,14 +113,22 @@ def _standing(text: str, path: Path, entry: Member | Element) -> Standing:
 
 
 def carry_out(changes: list[Change], *, installing: bool) -> None:
-    """Write what was planned. Backups are made before and go after a removal."""
+    """Write what was planned. Backups are made before and go after a removal.
+
+    Raises ConflictError at a file that somebody, such as the harness, wrote since it was read.
+    """
     for change in changes:
+        if _read(change.path) != change.before:
+            raise ConflictError(
+                f"{change.path} was changed by another program just now and is left as it is; "
+                "run the command again"
+            )
         backup = _backup(change.path)
         if installing and not change.is_none and change.before is not None and not backup.exists():
             _write(backup, change.before, like=change.path)
         if not change.is_none:
             if change.after is None:
-                os.unlink(change.path)
+                os.unlink(os.path.realpath(change.path))
             else:
                 _write(change.path, change.after, like=change.path)
         if not installing:
@@ -241,6 +249,8 @@ def _write(path: Path, text: str, *, like: Path) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode())
             os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())  # or a failure of the machine may leave an empty file
         os.replace(temporary, real)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
