@@ -285,7 +285,8 @@ class Conversation:
         """Wait until the daemon has answered what was reported, but not for long."""
         if self._reports:
             await asyncio.wait(self._reports, timeout=timeout_s)
-        if self._exposures is not None and self.prefetch.all_stored:
+        is_holder = self.attachment is not None  # else another adapter may note there now
+        if self._exposures is not None and is_holder and self.prefetch.all_stored:
             self._exposures.forget()
 
     def _send_report(self, attachment: Attachment, prefetch: Prefetch, report: Report) -> None:
@@ -336,11 +337,10 @@ class Conversation:
         self._bus_id = answer["bus_id"]
         self.attachment = attachment
         self.display_name = answer["display_name"]
-        shown_before = {}
         if self._exposures is None:
             folder, session_id = self._link.exposures_folder, answer["session_id"]
             self._exposures = Exposures(folder, answer["bus_id"], session_id)
-            shown_before = self._exposures.read()
+        shown_before = self._exposures.read()  # another adapter may have had it meanwhile
         self.prefetch.attached(
             answer["session_id"], answer["epoch"], answer["subscriptions"], shown_before
         )

@@ -48,7 +48,10 @@ class Exposures:
         self._has_folder = False
 
     def read(self) -> dict[int, int]:
-        """Subscription -> position up to which somebody may have seen messages."""
+        """Subscription -> position up to which somebody may have seen messages.
+
+        Only what other adapters have noted beyond what this one has.
+        """
         try:
             text = self._path.read_bytes()
         except OSError:
@@ -58,11 +61,13 @@ class Exposures:
             state = decode_strict(complete.rpartition(b"\n")[2])
             if state["bus_id"] != self._bus_id:
                 return {}
-            self._noted = {int(subscription): int(top) for subscription, top in state["exposed"]}
+            exposed = {int(subscription): int(top) for subscription, top in state["exposed"]}
         except (ValidationError, TypeError, KeyError, ValueError):
             _log.warning("%s holds no positions; ignored", self._path)
             return {}
-        return dict(self._noted)
+        news = {at: top for at, top in exposed.items() if top > self._noted.get(at, 0)}
+        self._noted.update(news)
+        return news
 
     def note(self, exposed: Mapping[int, int]) -> None:
         """From now on this is the newest of these subscriptions; the others stay as they are."""
@@ -93,7 +98,8 @@ class Exposures:
         finally:
             os.close(descriptor)
         replacement = self._path.with_suffix(".new")
-        replacement.write_bytes(line)
+        with open(replacement, "wb", opener=lambda path, mode: os.open(path, mode, 0o600)) as file:
+            file.write(line)
         replacement.replace(self._path)
 
 

@@ -33,6 +33,17 @@ def test_the_newest_of_each_subscription_is_read_again(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+def test_who_had_the_session_before_reads_what_another_noted_meanwhile(folder: Path) -> None:
+    first, second = Exposures(folder, "bus", "s"), Exposures(folder, "bus", "s")
+    first.note({1: 10, 2: 3})
+    assert first.read() == {}
+    assert second.read() == {1: 10, 2: 3}
+    second.note({1: 20})
+    assert first.read() == {1: 20}
+    first.note({2: 4})
+    assert Exposures(folder, "bus", "s").read() == {1: 20, 2: 4}
+
+
 def test_a_line_cut_by_a_kill_says_nothing_and_the_one_before_it_holds(folder: Path) -> None:
     Exposures(folder, "bus", "s").note({1: 10})
     with (folder / "s").open("ab") as file:
@@ -52,11 +63,12 @@ def test_the_file_stays_small_and_goes_when_all_is_stored(folder: Path) -> None:
     for position in range(2000):
         noting.note({1: position, 2: position})
     assert (folder / "s").stat().st_size < FILE_BYTES + 1000
+    assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o600
     assert Exposures(folder, "bus", "s").read() == {1: 1999, 2: 1999}
     noting.forget()
     assert list(folder.iterdir()) == []
     noting.note({1: 1})
-    assert noting.read() == {1: 1}
+    assert Exposures(folder, "bus", "s").read() == {1: 1}
 
 
 def test_files_of_sessions_that_nobody_resumed_go(folder: Path) -> None:
