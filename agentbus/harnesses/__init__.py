@@ -6,13 +6,14 @@ name that its MCP client gives. Pure: no I/O, any thread.
 
 from __future__ import annotations
 
-from agentbus.harnesses import claude_code, codex, gemini, generic
+from agentbus.harnesses import claude_code, codex, gemini, generic, opencode
 from agentbus.harnesses.evidence import Call, Evidence, Harness, Limits
 
 __all__ = ["Call", "Evidence", "Harness", "Limits", "harness_of", "wake_command"]
 
 _BY_CLIENT: dict[str, Harness] = {
-    harness.client: harness for harness in (claude_code.HARNESS, codex.HARNESS, gemini.HARNESS)
+    harness.client: harness
+    for harness in (claude_code.HARNESS, codex.HARNESS, gemini.HARNESS, opencode.HARNESS)
 }
 
 

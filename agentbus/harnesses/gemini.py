@@ -6,4 +6,6 @@ from dataclasses import replace
 
 from agentbus.harnesses import generic
 
-HARNESS = replace(generic.harness("gemini-cli-mcp-client"), application="gemini")
+HARNESS = replace(
+    generic.harness("gemini-cli-mcp-client"), application="gemini", runs_commands=True
+)

@@ -8,8 +8,6 @@ from agentbus.limits import WAIT_UNKNOWN_CLIENT_SECONDS
 SPARE_SECONDS = 10.0
 """How long before a client gives a call up its answer should be on the way."""
 
-_WITH_A_SHELL = ("opencode", "gemini-cli-mcp-client")
-
 _LIMITS = Limits(result_characters=10_000, call_seconds=WAIT_UNKNOWN_CLIENT_SECONDS + SPARE_SECONDS)
 
 
@@ -25,5 +23,4 @@ def harness(client_name: str) -> Harness:
         limits=_limits,
         turn_metadata=nothing,
         environment=nothing,
-        runs_commands=client_name in _WITH_A_SHELL,
     )

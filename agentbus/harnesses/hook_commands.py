@@ -17,9 +17,6 @@ from agentbus.settings import printable
 CHANNELS_NAMED: Final = 5
 """Of a wake text: it is read at the cost of a turn."""
 
-APPLICATIONS: Final = ("claude-code", "codex", "gemini")
-"""Harnesses that run hook commands."""
-
 _CONVERSATION_VARIABLES: Final = ("CLAUDE_CODE_SESSION_ID", "CODEX_THREAD_ID", "GEMINI_SESSION_ID")
 
 

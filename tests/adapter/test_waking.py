@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentbus.adapter.waking import WAKE_TEXT
+from agentbus.adapter.binding import Binder
+from agentbus.adapter.waking import WAKE_TEXT, polling_hint
 from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
@@ -110,3 +111,22 @@ def test_a_command_that_fails_or_is_missing_is_nobodys_trouble(
     codex.hook("Stop")
     kim.call("send", channel="general", content="two")
     codex.receive_all(2)
+
+
+@pytest.mark.parametrize(
+    ("client_name", "meta", "may_wait"),
+    [
+        ("claude-code", {}, True),
+        ("codex-mcp-client", THREAD, True),
+        ("codex-mcp-client", {**THREAD, "threadId": "child"}, False),
+        ("gemini-cli-mcp-client", {}, True),
+        ("opencode", {}, True),
+        ("somebody", {}, False),
+    ],
+)
+def test_only_who_has_a_shell_and_a_conversation_of_its_own_is_told_to_wait_with_a_command(
+    client_name: str, meta: dict[str, str], may_wait: bool
+) -> None:
+    caller = Binder(None, {}).caller(client_name, meta)
+    command = f"`agentbus wait --session {caller.binding.identity.conversation}`"
+    assert (command in polling_hint(caller)) == may_wait
