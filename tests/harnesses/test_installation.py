@@ -138,7 +138,7 @@ def test_what_others_write_meanwhile_stays(
     install(harness, target)
     text = path.read_bytes().decode()
     if file.endswith(".toml"):
-        added = "[later]\nx = 1 # kept\n"
+        added = "\n# about it\n\n[later]\nx = 1 # kept\n"
         path.write_bytes((text + added).encode())
     else:
         added = '"later": {"x": 1}'

@@ -44,17 +44,42 @@ def with_table(text: str, parent: str, key: str, values: dict[str, Any], name: s
 
 
 def without_table(text: str, parent: str, key: str, name: str, *, keep_parent: bool) -> str:
-    """The text without the table `parent.key`, and without a parent that is empty then."""
+    """The text without the table `parent.key`, and without a parent that is empty then.
+
+    Comments behind the table stay: for tomlkit they are part of it, for people of what follows.
+    """
     import tomlkit
 
     document = _document(text, name)
     tables: Any = document.get(parent)
     if not isinstance(tables, dict) or key not in tables:
         return text
+    behind = _behind_last_value(tables[key])
     del tables[key]
     if not tables and not keep_parent:
         del document[parent]
-    return str(tomlkit.dumps(document))
+    cut = str(tomlkit.dumps(document))
+    if not behind.strip():
+        return cut
+    for place in range(len(cut), -1, -1):
+        if text.startswith(cut[:place]) and text.endswith(behind + cut[place:]):
+            return cut[:place] + behind + cut[place:]
+    raise ValidationError(
+        f"{name}: {parent}.{key} cannot be taken out without losing the comments behind it; "
+        "take it out by hand, nothing was changed"
+    )
+
+
+def _behind_last_value(table: Any) -> str:
+    """Comments and blank lines between the last value and the next table."""
+    from tomlkit.items import Table
+
+    behind = ""
+    for key, item in reversed(table.value.body if isinstance(table, Table) else []):
+        if key is not None:
+            return _behind_last_value(item) + behind
+        behind = item.as_string() + behind
+    return behind
 
 
 def _document(text: str, name: str) -> Any:
