@@ -67,6 +67,19 @@ def executable(pid: int) -> Path | None:
     return path if path.is_absolute() and path.is_file() else None
 
 
+def open_files(pid: int) -> list[Path]:
+    """What a process of the own user has open; nothing where there is no /proc to tell it."""
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return []
+    found = []
+    for link in links:
+        with suppress(OSError):  # closed meanwhile
+            found.append(Path(os.readlink(link)))
+    return found
+
+
 def end_group(pid: int, mark: str, grace_s: float) -> bool:
     """End the process that leads its group, politely first; whether it is gone afterwards.
 

@@ -367,6 +367,26 @@ def test_a_daemon_that_holds_neither_our_lock_nor_one_of_its_own_is_a_stray(held
     assert [one.process.pid for one in stale(listed[:1], RuntimePaths(held), UID)] == []
 
 
+def test_a_daemon_of_another_home_is_known_by_the_lock_that_it_has_open(short_folder: Path) -> None:
+    code = (
+        "import fcntl, os, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "file.write(str(os.getpid())); file.flush(); print('held', flush=True); sys.stdin.read()"
+    )
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", code, str(short_folder / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    listed = [Process(UID, daemon.pid, 1, f"{PYTHON} -m actors --config {short_folder}/none.json")]
+    with daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == b"held\n"
+        strays = list(stale(listed, RuntimePaths(short_folder / "other"), UID))
+        assert strays == [] or not Path("/proc/self/fd").exists()
+        (short_folder / "lock").unlink()
+        assert list(stale(listed, RuntimePaths(short_folder / "other"), UID)) != []
+
+
 def test_a_redis_of_the_bus_without_a_daemon_is_a_stray_and_others_are_left_alone(
     held: Path,
 ) -> None:

@@ -25,6 +25,7 @@ from agentbus.cli.doctoring.faults import (
 )
 from agentbus.config import ConfigError, load_config
 from agentbus.errors import BusError
+from agentbus.processes import open_files
 from agentbus.transport.singleton import DaemonLock, RuntimePaths, holder_pid
 
 LIST_S: Final = 5.0
@@ -151,8 +152,16 @@ def _parent_is_gone(process: Process, by_pid: dict[int, Process]) -> bool:
 
 
 def _holds_a_lock(process: Process, paths: RuntimePaths) -> bool:
-    """Of this bus, or of another one (a demo, a test), which is told by its data directory."""
-    if _is_held_by(paths.lock, process.pid):
+    """Of this bus, or of another one (another HOME, a demo, a test).
+
+    Which lock that is, is told by what it has open, or where nothing tells that by its data
+    directory.
+    """
+    if any(
+        _is_held_by(lock, process.pid)
+        for lock in (paths.lock, *open_files(process.pid))
+        if lock.name == paths.lock.name
+    ):
         return True
     _, separator, given = process.command.partition(" --config ")
     try:
