@@ -216,7 +216,8 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             asked.reply_to.set_exception(
                 NotFoundError(
                     "no session of this conversation is known to the bus: it appears with its "
-                    "first agentbus tool call; or name it with --session"
+                    "first agentbus tool call; --session names another one, by the id that its "
+                    "harness gave it"
                 )
             )
             return

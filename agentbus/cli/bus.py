@@ -48,8 +48,9 @@ Options:
   --version       Show the version.
 
 Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no daemon is running;
-75 (daemon only) another daemon is running. Of wait: 0 woken; 1 time is up; 2 error, and with --hook
-the wake; 3 replaced by a newer wait of the same session; 4 the harness process is gone.
+of daemon: 65 the database cannot be used; 75 another daemon is running. Of wait: 0 woken; 1 time is
+up; 2 error, and with --hook the wake; 3 replaced by a newer wait of the same session; 4 the harness
+process is gone.
 """
 
 

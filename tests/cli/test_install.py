@@ -97,7 +97,7 @@ def test_a_dry_run_shows_a_diff_and_writes_nothing(admin: Admin) -> None:
     [
         (["install", "emacs"], "no harness 'emacs'; known are claude-code, codex"),
         (["install", "codex", "--agent", ""], "--agent"),
-        (["uninstall", "generic"], "no harness 'generic'"),
+        (["uninstall", "generic"], "generic has no file"),
         (["install"], "do not go together"),
     ],
 )

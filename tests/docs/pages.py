@@ -76,7 +76,7 @@ This page is made from `agentbus/protocol/operations.py` and `agentbus/adapter/t
 
 _TOOL_NOTES = {
     "create_channel": "Names that begin with `@` or `job/` are reserved. A channel's kind never "
-    "changes; in this version a memory channel takes messages like any other.",
+    "changes; in a memory channel `send` makes a memory.",
     "subscribe": "Subscribing again keeps the position and renews the subscription; one that is "
     "not used for `cursor_idle_hours` expires. Every session is subscribed to `general` once, when "
     "it is first seen.",

@@ -22,7 +22,8 @@ agentbus demo: two agents talk over a durable local message bus.
 
 Everything here is real: each agent is a process with the MCP SDK's stdio client, which starts
 `agentbus mcp` as its MCP server; they meet in one daemon with a database and a private Redis.
-The bus lives in a temporary folder and leaves your own alone. #7 is the bus's seventh message."""
+The bus lives in a temporary folder and leaves your own alone. In front: seconds since the start.
+#7 is the bus's seventh message."""
 
 
 def demo(arguments: Arguments) -> int:

@@ -14,6 +14,7 @@ from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.output import print_json
 from agentbus.cli.program import own_program
 from agentbus.cli.text import for_terminal
+from agentbus.errors import ValidationError
 from agentbus.harnesses.installing.entries import Target, entries_of, generic
 from agentbus.harnesses.installing.installation import (
     Change,
@@ -47,6 +48,8 @@ def install(arguments: Arguments) -> int:
 
 def uninstall(arguments: Arguments) -> int:
     """Take the entries out again, or show what would be taken out."""
+    if arguments["HARNESS"] == "generic":
+        raise ValidationError("generic has no file: what was pasted by hand is taken out by hand")
     changes = plan_uninstall(entries_of(arguments["HARNESS"], _target(arguments)))
     return _finish(arguments, changes, installing=False)
 

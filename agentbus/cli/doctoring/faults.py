@@ -123,7 +123,8 @@ INSTALL_EXTRA_MISSING = Fault(
     "install-extra-missing",
     "warning",
     "The libraries that read the configuration of harnesses are not installed.",
-    "run: pip install 'agentbus-broker[install]'",
+    "in the folder of agentbus run: pipx install --force '.[install,search]' (or, in a virtual "
+    "environment: pip install '.[install,search]')",
 )
 ENTRY_MISSING = Fault(
     "entry-missing",

@@ -15,7 +15,8 @@ from agentbus.errors import UnavailableError, ValidationError
 
 INSTALL_EXTRA = (
     "editing a harness's configuration needs tree-sitter, tree-sitter-json and tomlkit: "
-    "pip install 'agentbus-broker[install]'"
+    "in the folder of agentbus run pipx install --force '.[install,search]', or, in a virtual "
+    "environment, pip install '.[install,search]'"
 )
 
 Path = tuple[str, ...]
