@@ -6,7 +6,8 @@ Moves no cursor and renews no subscription: a wait only looks. A session need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
@@ -222,7 +223,8 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             )
             return
         waiting = _Waiting(asked.wait, session, asked.link, asked.reply_to)
-        try:
+        with self._failing(waiting):
+            self._check_channels(waiting)
             if not asked.wait.wait_ms:
                 _answer(waiting, "looked", self._channels_of(waiting))
                 return
@@ -240,9 +242,25 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                 left = session.session_id in self._seen
                 self._end_unless_back(waiting, RETURN_S if left else ABSENT_S, attached_only=False)
             self._look(waiting)
+
+    def _check_channels(self, waiting: _Waiting) -> None:
+        """A wait for what cannot come would only end at its time."""
+        missing = set(waiting.wait.channels) - {row.channel for row in self._rows(waiting)}
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise NotFoundError(
+                f"{waiting.session.display_name} is not subscribed to {names}: correct the name, "
+                "or have it call subscribe first"
+            )
+
+    @contextmanager
+    def _failing(self, waiting: _Waiting) -> Iterator[None]:
+        """What cannot be read is the trouble of this wait, not of the bus."""
+        try:
+            yield
         except BusError as error:
             self._forget(waiting)
-            asked.reply_to.set_exception(error)
+            waiting.reply_to.set_exception(error)
 
     def _closed(self, session_id: SessionId) -> None:
         self._attached.pop(session_id, None)
@@ -275,8 +293,9 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
 
     def _woken(self, channel_id: ChannelId) -> None:
         for waiting in list(self._waiting.values()):
-            if any(row.channel_id == channel_id for row in self._rows(waiting)):
-                self._look(waiting)
+            with self._failing(waiting):
+                if any(row.channel_id == channel_id for row in self._rows(waiting)):
+                    self._look(waiting)
 
     def _look(self, waiting: _Waiting) -> None:
         newest = self._store.last_sequence()  # before it is counted: what comes between wakes again
@@ -336,8 +355,9 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         """After a recovery channels may have been replaced, and have come further meanwhile."""
         self._watched.clear()
         for waiting in list(self._waiting.values()):
-            self._watch(waiting)
-            self._look(waiting)
+            with self._failing(waiting):
+                self._watch(waiting)
+                self._look(waiting)
 
     def _unwatch_unneeded(self) -> None:
         if not self._waiting:

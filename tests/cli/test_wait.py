@@ -165,6 +165,10 @@ def test_an_unknown_session_is_an_error_for_people_and_silence_for_hooks(
     assert refused.returncode == EXIT_ERROR
     assert "first agentbus tool call" in refused.stderr
     assert agentbus(bus, "wait", "--timeout", "soon").returncode == EXIT_ERROR
+    bus.attach("Una", conversation="u-1").close()
+    refused = agentbus(bus, "wait", "--session", "u-1", "--channel", "genral")
+    assert refused.returncode == EXIT_ERROR
+    assert "not subscribed to genral: correct the name" in refused.stderr
     with started(bus, "wait", "--hook", stdin={"session_id": "nobody"}) as process:
         assert end(process) == (0, "", "")
 
@@ -179,7 +183,8 @@ def test_a_wait_outlives_its_daemon_but_not_a_stop_on_purpose() -> None:
             eventually(lambda: waits(bus) == 1, what="the wait is known to the next daemon")
             bus.attach("Kim").call("send", channel="general", content="hello")
             assert end(process)[0] == EXIT_WOKEN
-        with started(bus, "wait", "--session", "o-1", "--channel", "none") as process:
+        bus.attach("Lee", conversation="o-2").close()
+        with started(bus, "wait", "--session", "o-2", "--channel", "general") as process:
             eventually(lambda: waits(bus) == 1, what="the wait is known")
             assert agentbus(bus, "stop").returncode == 0
             code, _, err = end(process)

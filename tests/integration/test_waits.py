@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.wait_keeper import ABSENT_S, RETURN_S
+from actors.wait_keeper import ABSENT_S, RETURN_S, WaitKeeperActor
 from agentbus.errors import BusError
 from agentbus.limits import PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import Notification
@@ -84,6 +84,42 @@ def test_own_messages_and_other_channels_wake_nobody(bus: InProcessBus) -> None:
         assert not wait.done()
         kim.call("send", channel="news", content="hello")
         assert wait.result(WITHIN_S)["channels"] == [{"channel": "news", "waiting": 1}]
+
+
+def test_a_channel_that_nothing_can_come_from_is_refused(bus: InProcessBus) -> None:
+    bus.attach("Sam", "sam-1")
+    for wait_ms in (0, LONG_MS):
+        with pytest.raises(BusError, match="Sam is not subscribed to newz") as refused:
+            look(bus, conversation="sam-1", channels=["general", "newz"], wait_ms=wait_ms)
+        assert refused.value.code == "not_found"
+
+
+def test_a_database_that_cannot_be_read_ends_the_wait_and_not_the_bus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keepers: list[WaitKeeperActor] = []
+    begin = WaitKeeperActor.on_start
+
+    def on_start(keeper: WaitKeeperActor) -> None:
+        begin(keeper)
+        keepers.append(keeper)
+
+    monkeypatch.setattr(WaitKeeperActor, "on_start", on_start)
+    with in_process_bus() as bus:
+        bus.attach("Sam", "sam-1")
+        kim = bus.attach("Kim", "kim-1")
+        with waiting(bus, conversation="sam-1") as wait:
+            eventually(lambda: waits(bus) == 1, what="the wait is known")
+            (keeper,) = keepers
+            whole = keeper._store
+            keeper._store = keeper._open_store()
+            keeper._store.close()
+            kim.call("send", channel="general", content="hello")
+            with pytest.raises(BusError, match="could not be read"):
+                wait.result(WITHIN_S)
+        keeper._store = whole
+        assert waits(bus) == 0
+        assert look(bus, conversation="sam-1")["channels"] == [{"channel": "general", "waiting": 1}]
 
 
 def test_a_newer_wait_of_a_session_replaces_the_older(bus: InProcessBus) -> None:
