@@ -127,7 +127,7 @@ def session_table(rows: list[dict[str, Any]]) -> Table:
     """One line per connected session; also the view of `agentbus-admin sessions`."""
     return table(
         f"Sessions ({len(rows)})",
-        ("Name", "Application", "Conversation", "Known by", "Generation", "Channels (waiting)"),
+        ("Name", "Application", "Conversation", "Known by", "Generation", "Channels (lag)"),
         (
             (
                 row.get("display_name"),
