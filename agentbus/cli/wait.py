@@ -23,7 +23,7 @@ from agentbus.harnesses.hook_commands import (
     harness_pid,
     wake_text,
 )
-from agentbus.processes import ancestors, arguments_of, is_running, start_mark
+from agentbus.processes import ancestors, arguments_of, executable, is_running, start_mark
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client
 
@@ -42,6 +42,8 @@ RETRY_S: Final = 1.0
 ANSWER_S: Final = 10.0
 """How much longer than the wait its answer may take."""
 
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"})
+
 _INPUT_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -51,7 +53,7 @@ def wait(arguments: Arguments) -> int:
     try:
         timeout_s = _seconds(arguments["--timeout"], HOOK_TIMEOUT_S if is_hook else TIMEOUT_S)
         question = _question(arguments, is_hook)
-        harness = harness_pid("claude-code", os.environ, os.getppid())
+        harness = harness_pid("claude-code", os.environ, starter())
         if is_hook and ends_after_this_turn(os.environ, arguments_of(harness)):
             return EXIT_OK
         _end_with_harness(harness)
@@ -105,6 +107,18 @@ def _question(arguments: Arguments, is_hook: bool) -> dict[str, Any]:
     question: dict[str, Any] = {"channels": arguments["--channel"], "only_new": is_hook}
     question["harness_pids"] = ancestors(os.getpid())
     return question if conversation is None else {**question, "conversation": conversation}
+
+
+def starter() -> int:
+    """Whose command this is: the nearest process it descends from that is no shell.
+
+    A shell that put it into the background ends at once, and says nothing about the harness.
+    """
+    for pid in ancestors(os.getpid()):
+        program = executable(pid)
+        if program is None or program.name not in _SHELLS:
+            return pid
+    return os.getppid()
 
 
 def _end_with_harness(pid: int) -> None:

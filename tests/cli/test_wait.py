@@ -146,6 +146,14 @@ def test_wait_ends_by_time_by_replacement_and_with_its_harness(bus: ThrowAwayBus
     eventually(lambda: waits(bus) == 0, what="nobody waits")
 
 
+def test_a_shell_in_between_is_not_what_a_wait_belongs_to() -> None:
+    """One that put it into the background is gone while the harness lives."""
+    tell = f"{sys.executable} -c 'from agentbus.cli.wait import starter; print(starter())'"
+    command = ["sh", "-c", 'bash -c "$1"; true', "sh", f"{tell}; true"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    assert int(told.stdout) == os.getpid()
+
+
 def test_without_any_time_wait_tells_what_waits_now(bus: ThrowAwayBus) -> None:
     look = ("wait", "--session", "z-1", "--timeout", "0")
     bus.attach("Zoe", conversation="z-1").close()
