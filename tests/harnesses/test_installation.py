@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentbus.encoding import decode_strict
+from agentbus.encoding import decode_strict, encode
 from agentbus.errors import ConflictError, ValidationError
 from agentbus.harnesses.installing.entries import HARNESSES, Target, entries_of, is_ours
 from agentbus.harnesses.installing.installation import (
@@ -245,6 +245,27 @@ def test_the_first_state_is_kept_beside_the_file(target: Target) -> None:
     uninstall("gemini", target)
     assert decode_strict(path.read_bytes()) == {"mine": 2}
     assert not backup.exists()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_hook_that_somebody_put_beside_ours_stays_and_ours_goes(
+    target: Target, is_first: bool
+) -> None:
+    path = written(target.home / ".claude/settings.json", "{}\n")
+    install("claude-code", target)
+    settings = decode_strict(path.read_bytes())
+    (group,) = settings["hooks"]["Stop"]
+    theirs = {"type": "command", "command": "say done"}
+    group["hooks"].insert(0 if is_first else 1, theirs)
+    path.write_bytes(encode(settings))
+    install("claude-code", target)
+    groups = decode_strict(path.read_bytes())["hooks"]["Stop"]
+    assert [is_ours(one) for one in groups] == [False, True]  # ours runs once
+    assert not any(install("claude-code", target))
+    settings["hooks"]["Stop"] = [group]
+    path.write_bytes(encode(settings))
+    uninstall("claude-code", target)
+    assert decode_strict(path.read_bytes()) == {"hooks": {"Stop": [{"hooks": [theirs]}]}}
 
 
 def test_a_project_has_its_own_files(target: Target) -> None:

@@ -184,6 +184,7 @@ def _without(text: str, kept: str, path: Path, entry: Member | Element) -> str:
         document.remove(entry.path)
     else:
         document.remove_elements(entry.path, is_ours)
+        document.remove_from_mixed(entry.path, "hooks", is_ours)
     for depth in range(len(entry.path), 0, -1):
         container = entry.path[:depth]
         if document.value(container) in ({}, []):
@@ -213,10 +214,10 @@ def _with_element(text: str, path: Path, entry: Element) -> str:
     document = JsonText(text, str(path))
     known = document.value(entry.path)
     ours = [element for element in known or [] if is_ours(element)]
-    if ours == [entry.value]:
-        return text
-    document.remove_elements(entry.path, is_ours)
-    document.append(entry.path, entry.value)
+    document.remove_from_mixed(entry.path, "hooks", is_ours)
+    if ours != [entry.value]:
+        document.remove_elements(entry.path, is_ours)
+        document.append(entry.path, entry.value)
     return document.text
 
 

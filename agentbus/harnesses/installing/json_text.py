@@ -96,6 +96,27 @@ class JsonText:
                 return
             self._cut(found)
 
+    def remove_from_mixed(self, path: Path, key: str, chosen: Callable[[Any], bool]) -> None:
+        """Take items out of the lists `key` of the array's elements, where a list holds others too.
+
+        The list stays, since it is somebody else's as well.
+        """
+        while (item := self._mixed_in(path, key, chosen)) is not None:
+            self._cut(item)
+
+    def _mixed_in(self, path: Path, key: str, chosen: Callable[[Any], bool]) -> Any:
+        array = self._find(path)
+        if array is None or array.type != "array":
+            return None
+        for element in _items(array):
+            inner = _member(element, key) if element.type == "object" else None
+            if inner is None or inner.type != "array":
+                continue
+            found = [item for item in _items(inner) if chosen(_value(item))]
+            if found and len(found) < len(_items(inner)):
+                return found[0]
+        return None
+
     # --- the tree ---
 
     def _set(self, encoded: bytes) -> None:
