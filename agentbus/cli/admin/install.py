@@ -32,7 +32,15 @@ _AFTERWARDS: Final = {
         "Sessions that run already use the bus after they are started again."
     ),
     "opencode": "opencode has no hooks: it is not woken, and each process is a new session.",
-    "gemini": "Gemini CLI is not woken while it is idle; its hooks only tell the conversation.",
+    "gemini": (
+        "Gemini CLI starts servers only in folders that it trusts. It is not woken while idle; "
+        "its hooks only tell the conversation."
+    ),
+}
+
+_AFTERWARDS_IN_PROJECT: Final = {
+    "claude-code": "Claude Code uses this folder's server once you approve it: start `claude`.",
+    "codex": "Codex reads this folder's files only when it trusts it: start `codex` and accept.",
 }
 
 
@@ -91,4 +99,6 @@ def _finish(arguments: Arguments, changes: list[Change], *, installing: bool) ->
             print(f"{for_terminal(change.path)}: {done}")
     if installing and not dry:
         print(_AFTERWARDS[arguments["HARNESS"]])
+        if arguments["--project"] and arguments["HARNESS"] in _AFTERWARDS_IN_PROJECT:
+            print(_AFTERWARDS_IN_PROJECT[arguments["HARNESS"]])
     return EXIT_OK

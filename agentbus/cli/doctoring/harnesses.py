@@ -57,7 +57,10 @@ CANNOT: Final = {
     "claude-code": "without its hooks it is not woken, and identity is guessed after /clear",
     "codex": "a tool call ends after 300 s, and a server that died is not started again",
     "opencode": "it has no hooks: it is not woken, and each process is a new session",
-    "gemini": "it is not woken while it is idle; without its hooks each process is a new session",
+    "gemini": (
+        "it is not woken while it is idle; without its hooks each process is a new session; it "
+        "starts no server in a folder that it does not trust"
+    ),
 }
 
 
