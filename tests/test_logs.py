@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,15 @@ def test_folder_and_file_are_private(path: Path) -> None:
     assert mode(path) == 0o600
 
 
-def test_data_cannot_forge_a_record_or_reach_a_terminal(path: Path) -> None:
+def test_data_cannot_forge_a_record_or_reach_a_terminal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup_logging(path, "info")
+    root = logging.getLogger()
+    ours = [one for one in root.handlers if isinstance(one, RotatingFileHandler)]
+    assert ours
+    # pytest's own would pass the lone surrogate on between its processes, which cannot be done.
+    monkeypatch.setattr(root, "handlers", ours)
     LOGGER.info("agent %s", "x\n2026-01-01T00:00:00.000Z INFO agentbus fake\x1b[2J\r\x00\x9b\u2028")
     LOGGER.info("a lone surrogate \udcff and \u202e")
     first, second = lines(path)
