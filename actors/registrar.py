@@ -238,12 +238,11 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             holder.route.waiting == 0
             and now_s - holder.route.last_call_s >= ATTACHMENT_EXPIRY_SECONDS
         )
-        proven = register.attach.identity_source in ("turn_metadata", "hook")
         if (
             holder.route.link is register.link
             or holder.route.link.closed
             or lapsed
-            or (proven and idle)
+            or (register.attach.proven and idle)
         ):
             self._release(key, StaleAttachmentError("a newer attachment took this session over"))
             return

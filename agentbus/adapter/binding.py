@@ -38,6 +38,9 @@ class Binding:
     role: str | None = None
     caution: str | None = None
     """What the agent should know about this identity; goes into its first result."""
+    proven: bool = False
+    """By the call itself: its metadata, or the hook that announced it. Such a newcomer takes a
+    session over from an idle holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ class Binder:
         """Who makes this call. Raises ValidationError for ids that cannot be one."""
         harness = harness_of(client_name or "unknown")
         call = Call(meta, self._env)
-        evidence = self._evidence(harness, call)
+        of_call = harness.turn_metadata(call) or self.hooks.of_tool_use(harness.tool_use(call))
+        proven = of_call is not None
+        evidence = of_call or self._evidence(harness, call)
         application = checked_name(harness.application, "the name of the MCP client")
         child = evidence.child
         binding = Binding(
@@ -80,6 +85,7 @@ class Binder:
             evidence.parent_conversation,
             evidence.role,
             harness.caution if evidence.source == "environment" else None,
+            proven,
         )
         limits = harness.limits(call)
         return Caller(
@@ -90,11 +96,9 @@ class Binder:
         )
 
     def _evidence(self, harness: Harness, call: Call) -> Evidence:
-        proven = harness.turn_metadata(call)
-        if proven is None:
-            proven = self.hooks.of_tool_use(harness.tool_use(call)) or self.hooks.newest
-        if proven is not None:
-            return proven
+        """Of a call that shows nothing by itself."""
+        if self.hooks.newest is not None:
+            return self.hooks.newest
         if self._session is not None:
             return Evidence(self._session, "argument")
         return harness.environment(call) or Evidence(self._process_id, "process")

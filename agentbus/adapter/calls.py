@@ -215,6 +215,8 @@ class Calls:
             return await self._operate(call)
         finally:
             conversation.in_flight -= 1
+            if conversation.has_left and not conversation.in_flight:
+                conversation.leave()
 
     def _reconnected(self) -> None:
         for conversation in self._conversations.values():

@@ -73,6 +73,7 @@ class Conversation:
         self.attachment: Attachment | None = None
         self.display_name = profile.agent
         self.in_flight = 0
+        self.has_left = False
         self.empty_waits = 0
         self.notices: list[dict[str, Any]] = []
         """Told in every result until one that carried them was handed off."""
@@ -106,7 +107,11 @@ class Conversation:
             self.notices = [notice for notice in self.notices if notice["kind"] != "identity"]
 
     def leave(self) -> None:
-        """The harness says that it has ended: release the attachment, and do not come back."""
+        """The harness says that it has ended: release the attachment, and do not come back.
+
+        Whoever ends a call of it that was under way calls this again: it may have attached anew.
+        """
+        self.has_left = True
         attachment, self.attachment = self.attachment, None
         self._attached_when_lost = False
         if attachment is not None:
@@ -402,6 +407,7 @@ class Conversation:
             "conversation": identity.conversation,
             "child": identity.child,
             "identity_source": self.binding.source,
+            "proven": self.binding.proven,
             "window_messages": window_messages,
             "window_bytes": window_bytes,
             "parent_conversation": self.binding.parent_conversation,

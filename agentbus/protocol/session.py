@@ -76,7 +76,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Bind a session to this connection and open its prefetch window."""
+    """Bind a session to this connection and open its prefetch window.
+
+    `proven`: the call itself shows the conversation, so that an idle holder gives way.
+    """
 
     agent: str
     identity: SessionIdentity
@@ -87,6 +90,7 @@ class Attach:
     role: str | None = None
     repository: str | None = None
     harness_pid: int | None = None
+    proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +382,7 @@ _ATTACH = frozenset(
         "role",
         "repository",
         "harness_pid",
+        "proven",
     }
 )
 
@@ -434,6 +439,7 @@ def parse_attach(params: Any) -> Attach:
         role=read.optional_text("role"),
         repository=read.optional_text("repository"),
         harness_pid=read.optional_integer("harness_pid"),
+        proven=read.flag("proven"),
     )
 
 

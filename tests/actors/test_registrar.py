@@ -389,10 +389,10 @@ def test_an_idle_holder_gives_way_only_to_a_proven_newcomer(desk: Desk) -> None:
     desk.attach(link=holder)
     desk.bus.clock.advance(ATTACHMENT_EXPIRY_SECONDS)
     holder.last_seen_s = desk.bus.clock.monotonic_s()  # it beats, but makes no call
-    for source in ("environment", "argument", "process"):
+    for source in ("hook", "environment", "argument", "process"):
         with pytest.raises(SessionAlreadyConnectedError):
             desk.register(source=source).get(2.0)
-    assert desk.attach(source="turn_metadata")["resumed"] is True
+    assert desk.attach(source="turn_metadata", proven=True)["resumed"] is True
 
 
 def test_a_busy_holder_is_not_reclaimed_even_by_a_proven_newcomer(desk: Desk) -> None:
@@ -403,11 +403,11 @@ def test_a_busy_holder_is_not_reclaimed_even_by_a_proven_newcomer(desk: Desk) ->
     route = desk.routes.find(Attachment(answer["session_id"], answer["generation"]), holder)
     route.begin_wait()
     with pytest.raises(SessionAlreadyConnectedError):
-        desk.register(source="turn_metadata").get(2.0)
+        desk.register(source="turn_metadata", proven=True).get(2.0)
     route.end_wait()
     route.last_call_s = desk.bus.clock.monotonic_s()
     with pytest.raises(SessionAlreadyConnectedError):
-        desk.register(source="turn_metadata").get(2.0)
+        desk.register(source="turn_metadata", proven=True).get(2.0)
 
 
 def test_the_same_connection_may_attach_its_session_again(desk: Desk) -> None:

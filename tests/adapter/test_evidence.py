@@ -30,7 +30,7 @@ def test_the_hook_that_announced_a_call_says_whose_it_is() -> None:
     saw(binder, "PreToolUse", "main", tool_use_id="t2", agent_id="a", agent_type="reviewer")
     saw(binder, "PreToolUse", "main", tool_use_id="t3", agent_id="b", agent_type="tester")
     assert call(binder, "t2") == Binding(
-        SessionIdentity("claude-code", "main", "a"), "hook", "main", "reviewer"
+        SessionIdentity("claude-code", "main", "a"), "hook", "main", "reviewer", proven=True
     )
     assert call(binder, "t3").identity.child == "b"
     assert call(binder, "t1").identity == SessionIdentity("claude-code", "main")
@@ -44,7 +44,9 @@ def test_without_an_announcement_the_newest_main_conversation_is_taken() -> None
     saw(binder, "UserPromptSubmit", "second")
     saw(binder, "SubagentStart", "second", agent_id="a", agent_type="tester")
     saw(binder, "SessionEnd", "first")
-    assert call(binder, "unknown").identity == SessionIdentity("claude-code", "second")
+    newest = call(binder, "unknown")
+    assert newest.identity == SessionIdentity("claude-code", "second")
+    assert (newest.source, newest.proven) == ("hook", False)
 
 
 def test_a_hook_goes_before_the_argument_and_the_environment() -> None:
