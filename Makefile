@@ -36,7 +36,7 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/mypy
 
 test-harness: $(VENV)/.installed-test $(HARNESS)/.installed
-	$(VENV)/bin/python -m pytest -m harness
+	$(VENV)/bin/python -m pytest -m harness -n 2 --dist loadfile
 
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.benchmarks --quick
