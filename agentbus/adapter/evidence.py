@@ -24,6 +24,9 @@ from agentbus.protocol.fields import check_name
 HOOK_TOOL: Final = "agentbus_hook"
 """Not in the list of tools: hooks call it by name, models never see it."""
 
+TEXT_CHARACTERS: Final = 256
+"""Of what is remembered by the thousand: a longer role is cut, a longer id of a call is none."""
+
 TOOL_USES: Final = 4096
 """Announced tool calls that are remembered: many more than a harness has under way."""
 
@@ -42,7 +45,7 @@ class HookEvent:
     def read(cls, fields: Mapping[str, Any]) -> HookEvent | None:
         """From what a hook gave; None where it names no event or no conversation."""
         event, conversation = text_of(fields, "event"), text_of(fields, "session_id")
-        child = text_of(fields, "agent_id")
+        child, tool_use = text_of(fields, "agent_id"), text_of(fields, "tool_use_id")
         if event is None or conversation is None:
             return None
         try:
@@ -50,7 +53,10 @@ class HookEvent:
             child = None if child is None else check_name(child)
         except ValidationError:  # ids that the bus could not carry
             return None
-        role, tool_use = text_of(fields, "agent_type"), text_of(fields, "tool_use_id")
+        role = text_of(fields, "agent_type")
+        role = None if role is None else role[:TEXT_CHARACTERS]
+        if tool_use is not None and len(tool_use) > TEXT_CHARACTERS:
+            tool_use = None
         return cls(event, conversation, child, role, tool_use)
 
     def evidence(self) -> Evidence:

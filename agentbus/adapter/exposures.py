@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 FILE_BYTES: Final = 16 * 1024
 """Written anew beyond that."""
+
+READ_BYTES: Final = 4 * 1024 * 1024
+"""More than any that was written by this module."""
 
 KEPT_S: Final = 31 * 24 * 3600.0
 """Longer than a subscription can go unused; files of sessions that nobody resumes go after it."""
@@ -53,7 +57,9 @@ class Exposures:
         Only what other adapters have noted beyond what this one has.
         """
         try:
-            text = self._path.read_bytes()
+            descriptor = _open(self._path, os.O_RDONLY)
+            with open(descriptor, "rb") as file:
+                text = file.read(READ_BYTES)
         except OSError:
             return {}
         complete, _, _ = text.rpartition(b"\n")
@@ -62,6 +68,8 @@ class Exposures:
             if state["bus_id"] != self._bus_id:
                 return {}
             exposed = {int(subscription): int(top) for subscription, top in state["exposed"]}
+            if not all(0 <= top < 2**63 for top in exposed.values()):
+                raise ValidationError("not a position")
         except (ValidationError, TypeError, KeyError, ValueError):
             _log.warning("%s holds no positions; ignored", self._path)
             return {}
@@ -89,11 +97,12 @@ class Exposures:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             _remove_old(self._folder)
             self._has_folder = True
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
+        descriptor = _open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             if os.fstat(descriptor).st_size <= FILE_BYTES:
-                os.write(descriptor, line)
+                line = b"\n" + line  # whatever was cut off before is no part of it
+                if os.write(descriptor, line) < len(line):
+                    raise OSError(f"no room for {self._path}")
                 return
         finally:
             os.close(descriptor)
@@ -101,6 +110,16 @@ class Exposures:
         with open(replacement, "wb", opener=lambda path, mode: os.open(path, mode, 0o600)) as file:
             file.write(line)
         replacement.replace(self._path)
+
+
+def _open(path: Path, flags: int) -> int:
+    """Waits for nobody. Raises OSError where there is something else than a file."""
+    flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a file")
+    return descriptor
 
 
 def _remove_old(folder: Path) -> None:

@@ -73,7 +73,8 @@ def run(command: Callable[[], int]) -> int:
         logging.root.addHandler(logging.NullHandler())
     try:
         code = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is when we were started without one
+            sys.stdout.flush()
         return code
     except NotRunningError as error:
         return _fail(error.message, EXIT_NOT_RUNNING)

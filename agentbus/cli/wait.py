@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from agentbus.cli.entry import EXIT_OK, EXIT_USAGE, Arguments, complain
-from agentbus.encoding import decode_lenient, encode
+from agentbus.cli.hook import input_fields
+from agentbus.encoding import encode
 from agentbus.errors import BusError, NotFoundError, UnavailableError, ValidationError
 from agentbus.harnesses.hook_commands import (
     conversation_of,
@@ -24,6 +25,7 @@ from agentbus.harnesses.hook_commands import (
     wake_text,
 )
 from agentbus.processes import ancestors, arguments_of, executable, is_running, start_mark
+from agentbus.protocol.fields import check_name
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client
 
@@ -44,19 +46,17 @@ ANSWER_S: Final = 10.0
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"})
 
-_INPUT_BYTES: Final = 16 * 1024 * 1024
-
 
 def wait(arguments: Arguments) -> int:
     """See the exit codes above. With --hook every trouble is silent and exits 0."""
     is_hook = bool(arguments["--hook"])
     try:
         timeout_s = _seconds(arguments["--timeout"], HOOK_TIMEOUT_S if is_hook else TIMEOUT_S)
-        question = _question(arguments, is_hook)
         harness = harness_pid("claude-code", os.environ, starter())
         if is_hook and ends_after_this_turn(os.environ, arguments_of(harness)):
             return EXIT_OK
         _end_with_harness(harness)
+        question = _question(arguments, is_hook)
         answer = _Waiter(question, timeout_s).run()
     except ValidationError as error:
         if is_hook:
@@ -100,13 +100,14 @@ def _question(arguments: Arguments, is_hook: bool) -> dict[str, Any]:
     """Whose messages: --session, a hook's input, the environment, else the harness process."""
     conversation = arguments["--session"]
     if conversation is None and is_hook:
-        fields = decode_lenient(sys.stdin.buffer.read(_INPUT_BYTES))
-        conversation = fields.get("session_id") if isinstance(fields, dict) else None
+        conversation = input_fields().get("session_id")
     if not isinstance(conversation, str):
         conversation = conversation_of(os.environ)
     question: dict[str, Any] = {"channels": arguments["--channel"], "only_new": is_hook}
     question["harness_pids"] = ancestors(os.getpid())
-    return question if conversation is None else {**question, "conversation": conversation}
+    if conversation is None:
+        return question
+    return {**question, "conversation": check_name(conversation, "the conversation")}
 
 
 def starter() -> int:

@@ -17,6 +17,9 @@ from agentbus.settings import printable
 CHANNELS_NAMED: Final = 5
 """Of a wake text: it is read at the cost of a turn."""
 
+HOOK_SECONDS: Final = 10
+"""How long a harness is told to wait for a hook."""
+
 _CONVERSATION_VARIABLES: Final = ("CLAUDE_CODE_SESSION_ID", "CODEX_THREAD_ID", "GEMINI_SESSION_ID")
 
 

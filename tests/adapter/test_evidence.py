@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentbus.adapter.binding import Binder, Binding
-from agentbus.adapter.evidence import TOOL_USES, HookEvent
+from agentbus.adapter.evidence import TEXT_CHARACTERS, TOOL_USES, HookEvent
 from agentbus.identity import SessionIdentity
 
 ENV = {"CLAUDE_CODE_SESSION_ID": "from-env"}
@@ -71,6 +71,19 @@ def test_a_hook_goes_before_the_argument_and_the_environment() -> None:
 )
 def test_what_names_no_event_or_conversation_is_nothing(fields: dict[str, Any]) -> None:
     assert HookEvent.read(fields) is None
+
+
+def test_what_is_remembered_of_a_hook_is_short() -> None:
+    event = HookEvent.read(
+        {
+            "event": "PreToolUse",
+            "session_id": "c",
+            "agent_type": "r" * 9999,
+            "tool_use_id": "t" * 999,
+        }
+    )
+    assert event is not None
+    assert (len(event.role or ""), event.tool_use) == (TEXT_CHARACTERS, None)
 
 
 def test_only_so_many_announced_calls_are_remembered() -> None:

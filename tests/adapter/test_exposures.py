@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,35 @@ def test_a_line_cut_by_a_kill_says_nothing_and_the_one_before_it_holds(folder: P
     Exposures(folder, "bus", "s").note({1: 10})
     with (folder / "s").open("ab") as file:
         file.write(b'{"bus_id":"bus","exposed":[[1,9')
-    assert Exposures(folder, "bus", "s").read() == {1: 10}
+    next_one = Exposures(folder, "bus", "s")
+    assert next_one.read() == {1: 10}
+    next_one.note({2: 4})
+    assert Exposures(folder, "bus", "s").read() == {1: 10, 2: 4}
 
 
-@pytest.mark.parametrize("text", [b"", b"\n", b"{}\n", b"[]\n", b'{"bus_id":"bus","exposed":7}\n'])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_passed_over_without_waiting(
+    folder: Path, make: Callable[[Path], None]
+) -> None:
+    folder.mkdir()
+    make(folder / "s")
+    noting = Exposures(folder, "bus", "s")
+    assert noting.read() == {}
+    noting.note({1: 10})
+    assert Exposures(folder, "bus", "s").read() == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n",
+        b"{}\n",
+        b"[]\n",
+        b'{"bus_id":"bus","exposed":7}\n',
+        b'{"bus_id":"bus","exposed":[[1,1e99]]}\n',
+    ],
+)
 def test_a_file_that_holds_no_positions_is_passed_over(folder: Path, text: bytes) -> None:
     folder.mkdir()
     (folder / "s").write_bytes(text)

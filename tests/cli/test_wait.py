@@ -265,3 +265,34 @@ def test_a_hook_does_not_wait_for_a_daemon_that_hangs(
             took_s.append(time.monotonic() - began_s)
         assert took_s[1] < HOOK_S + took_s[0] + 1.0
         assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("text", ["[" * 99999, "\\0", '{"session_id": "\\ud800"}'])
+def test_the_hook_form_of_wait_is_silent_about_input_without_sense(
+    bus: ThrowAwayBus, text: str
+) -> None:
+    command = [sys.executable, "-m", "agentbus", "wait", "--hook"]
+    ended = subprocess.run(
+        command, input=text.encode(), env=bus.environment, cwd=ROOT, capture_output=True, timeout=30
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("words", ["hook Stop --harness codex", "wait --hook"])
+def test_a_hook_that_is_started_with_everything_closed_ends_well(
+    bus: ThrowAwayBus, words: str
+) -> None:
+    command = f"exec {sys.executable} -m agentbus {words} <&- >&- 2>&-"
+    ended = subprocess.run(["sh", "-c", command], env=bus.environment, cwd=ROOT, timeout=30)
+    assert ended.returncode == 0
+
+
+def test_a_hook_whose_harness_never_ends_the_input_ends_by_itself(bus: ThrowAwayBus) -> None:
+    program = (
+        "from agentbus.cli import hook; hook.GIVE_UP_S = 0.2; "
+        "hook.hook({'EVENT': 'Stop', '--harness': 'codex'}); raise SystemExit('came back')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, env=bus.environment, cwd=ROOT
+    ) as process:
+        assert process.wait(30) == 0

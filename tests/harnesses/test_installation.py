@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import subprocess
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,8 @@ TOML_DOCUMENTS = {
     ),
     "inline": "mcp_servers = { other = { command = 'other' } }\n",
     "empty parent": "[mcp_servers]\n",
+    "dotted keys": 'mcp_servers.other.command = "other"\nmodel = "x"\n[a]\nb = nan\n',
+    "dotted table": 'mcp_servers.other = {command = "other"}\nmodel = "x"\n',
     "windows lines": 'model = "x"\r\n[a]\r\nb = 1\r\n',
 }
 
@@ -172,6 +175,9 @@ def test_an_older_entry_is_brought_up_to_date_in_place(target: Target) -> None:
         (".claude.json", '{"a":1} {"b":2}', "must hold one JSON object"),
         (".claude.json", '{"mcpServers": 5}', "mcpServers must be an object"),
         (".claude/settings.json", '{"hooks": {"Stop": {}}}', "hooks.Stop must be a list"),
+        (".claude/settings.json", '{"hooks": {"Stop": 5}}', "hooks.Stop must be a list"),
+        (".claude/settings.json", '{"hooks": {"Stop": [' + "[" * 9999 + "]" * 9999 + "]}}", "deep"),
+        (".claude/settings.json", r'{"\ud800": 1}', "line 1: text holds a lone surrogate"),
         (".claude.json", '{"mcpServers": {"agentbus": {"command": "other"}}}', "not an entry of"),
     ],
 )
@@ -192,6 +198,37 @@ def test_toml_that_cannot_be_edited_is_refused(target: Target) -> None:
     written(target.home / ".codex/config.toml", "mcp_servers = 5\n")
     with pytest.raises(ValidationError, match="mcp_servers must be a table"):
         install("codex", target)
+
+
+@pytest.mark.parametrize("text", ["[mcp_servers]\nagentbus = 5\n", "[[mcp_servers.agentbus]]\n"])
+def test_toml_of_another_kind_under_our_name_is_refused(target: Target, text: str) -> None:
+    path = written(target.home / ".codex/config.toml", text)
+    with pytest.raises(ValidationError, match=r"mcp_servers\.agentbus is there already"):
+        install("codex", target)
+    assert path.read_text() == text
+
+
+def test_the_settings_beside_dotted_keys_stay_what_they_were(target: Target) -> None:
+    text = TOML_DOCUMENTS["dotted table"]
+    path = written(target.home / ".codex/config.toml", text)
+    install("codex", target)
+    found = tomllib.loads(path.read_text())
+    assert (found["model"], set(found["mcp_servers"])) == ("x", {"other", "agentbus"})
+    path.write_text("# mine\n" + path.read_text())
+    uninstall("codex", target)
+    assert tomllib.loads(path.read_text()) == tomllib.loads(text)
+
+
+def test_a_damaged_copy_is_named_when_removing(target: Target) -> None:
+    path = written(target.home / ".claude.json", '{"a": 1}\n')
+    install("claude-code", target)
+    backup = path.with_name(path.name + BACKUP_SUFFIX)
+    backup.write_text("{")
+    with pytest.raises(ValidationError, match=rf"{backup.name}: not usable"):
+        uninstall("claude-code", target)
+    backup.unlink()
+    uninstall("claude-code", target)
+    assert files_below(target.home) == {".claude.json": b'{"a": 1}\n'}
 
 
 def test_a_link_stays_a_link_and_a_mode_a_mode(target: Target) -> None:

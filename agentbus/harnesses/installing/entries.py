@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentbus.errors import ValidationError
+from agentbus.harnesses.hook_commands import HOOK_SECONDS
 
 SERVER: Final = "agentbus"
 """The name under which a harness knows the bus; its tools are called after it."""
 
 STOP_HOOK_SECONDS: Final = 24 * 3600
-HOOK_SECONDS: Final = 10
 
 _OPTIONS: Final = ("--agent", "--config")
 

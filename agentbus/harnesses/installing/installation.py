@@ -103,7 +103,7 @@ def _standing(text: str, path: Path, entry: Member | Element) -> Standing:
         if value is not None and not is_ours(value):
             return Standing(path, entry, "foreign", value)
     else:
-        elements = JsonText(text, str(path)).value(entry.path) or []
+        elements = JsonText(text, str(path)).elements(entry.path)
         place = next((n for n, element in enumerate(elements) if is_ours(element)), None)
         value = None if place is None else elements[place]
     if value is None:
@@ -140,7 +140,13 @@ def _removal(file: FileEntries) -> Change:
     if before is None:
         return Change(file.path, None, None)
     kept = _read(_backup(file.path))
-    if _installed(kept or "", file, check=False) == before:
+    try:
+        as_installed = _installed(kept or "", file, check=False)
+    except ValidationError as error:
+        raise ValidationError(
+            f"{_backup(file.path)}: not usable as the copy of {error.message}; repair or remove it"
+        ) from None
+    if as_installed == before:
         return Change(file.path, before, kept)  # byte for byte as it was, or gone as it was
     after = _removed(before, kept or "", file)
     was_ours_alone = kept is None and "".join(after.split()) in ("", "{}")
@@ -212,8 +218,7 @@ def _with_member(text: str, path: Path, entry: Member) -> str:
 
 def _with_element(text: str, path: Path, entry: Element) -> str:
     document = JsonText(text, str(path))
-    known = document.value(entry.path)
-    ours = [element for element in known or [] if is_ours(element)]
+    ours = [element for element in document.elements(entry.path) if is_ours(element)]
     document.remove_from_mixed(entry.path, "hooks", is_ours)
     if ours != [entry.value]:
         document.remove_elements(entry.path, is_ours)

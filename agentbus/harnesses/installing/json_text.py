@@ -42,7 +42,15 @@ class JsonText:
     def value(self, path: Path = ()) -> Any:
         """What is there; None if nothing is."""
         node = self._find(path)
-        return None if node is None else _value(node)
+        return None if node is None else self._read(node)
+
+    def elements(self, path: Path) -> list[Any]:
+        """Of the array at `path`; none where nothing is. Raises ValidationError for no array."""
+        array = self._find(path)
+        if array is None:
+            return []
+        self._check_array(array, path)
+        return list(self._read(array))
 
     def raw(self, path: Path) -> str | None:
         """The text of what is there."""
@@ -59,7 +67,7 @@ class JsonText:
         """Make the member at `path` this value; objects on the way are made where they lack."""
         known = self._find(path)
         if known is not None:
-            if _value(known) != value:
+            if self._read(known) != value:
                 indent = self._indent_of(known)
                 self._splice(known.start_byte, known.end_byte, self._written(value, indent))
             return
@@ -75,8 +83,7 @@ class JsonText:
         if array is None:
             self.put(path, [element])
             return
-        if array.type != "array":
-            raise ValidationError(f"{self._place(array)}: {'.'.join(path)} must be a list")
+        self._check_array(array, path)
         self._append(array, self._written(element, self._child_indent(array)))
 
     def remove(self, path: Path) -> None:
@@ -91,7 +98,7 @@ class JsonText:
             array = self._find(path)
             if array is None or array.type != "array":
                 return
-            found = next((one for one in _items(array) if chosen(_value(one))), None)
+            found = next((one for one in _items(array) if chosen(self._read(one))), None)
             if found is None:
                 return
             self._cut(found)
@@ -109,10 +116,10 @@ class JsonText:
         if array is None or array.type != "array":
             return None
         for element in _items(array):
-            inner = _member(element, key) if element.type == "object" else None
+            inner = self._member(element, key) if element.type == "object" else None
             if inner is None or inner.type != "array":
                 continue
-            found = [item for item in _items(inner) if chosen(_value(item))]
+            found = [item for item in _items(inner) if chosen(self._read(item))]
             if found and len(found) < len(_items(inner)):
                 return found[0]
         return None
@@ -136,8 +143,29 @@ class JsonText:
     def _find(self, path: Path) -> Any:
         node = self._top
         for key in path:
-            node = None if node is None or node.type != "object" else _member(node, key)
+            node = None if node is None or node.type != "object" else self._member(node, key)
         return node
+
+    def _member(self, node: Any, key: str) -> Any:
+        """The last one of that name, which is the one that counts."""
+        found = None
+        for pair in _items(node):
+            if self._read(pair.child_by_field_name("key")) == key:
+                found = pair.child_by_field_name("value")
+        return found
+
+    def _read(self, node: Any) -> Any:
+        try:
+            return _value(node)
+        except ValidationError as error:
+            reason = error.message
+        except RecursionError:
+            reason = "nested too deep"
+        raise ValidationError(f"{self._place(node)}: {reason}; nothing was changed")
+
+    def _check_array(self, node: Any, path: Path) -> None:
+        if node.type != "array":
+            raise ValidationError(f"{self._place(node)}: {'.'.join(path)} must be a list")
 
     def _deepest(self, path: Path) -> tuple[Any, Path]:
         """The last object on the way that exists, and the keys that it lacks."""
@@ -249,15 +277,6 @@ def _items(container: Any) -> list[Any]:
         for child in container.named_children
         if child.type not in ("comment", "ERROR") and not child.is_missing
     ]
-
-
-def _member(node: Any, key: str) -> Any:
-    """The last one of that name, which is the one that counts."""
-    found = None
-    for pair in _items(node):
-        if _value(pair.child_by_field_name("key")) == key:
-            found = pair.child_by_field_name("value")
-    return found
 
 
 def _is_comma(node: Any) -> bool:

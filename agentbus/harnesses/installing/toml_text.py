@@ -1,21 +1,22 @@
 """Edits TOML text in place, by tomlkit: comments, order and formatting of all else stay.
 
-Owns one table below a parent table: putting it in and taking it out. Never writes a file.
+Owns one table below a parent table: putting it in and taking it out. Never writes a file. Whatever
+tomlkit makes is read again before it counts: all else must mean what it meant.
 """
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 from agentbus.errors import UnavailableError, ValidationError
 from agentbus.harnesses.installing.json_text import INSTALL_EXTRA
 
 
-def table_in(text: str, parent: str, key: str, name: str) -> dict[str, Any] | None:
-    """The table `parent.key`, None if there is none. `name`: of the file, for errors."""
+def table_in(text: str, parent: str, key: str, name: str) -> object:
+    """What is at `parent.key`, None if nothing is. `name`: of the file, for errors."""
     tables = _document(text, name).unwrap().get(parent)
-    table = tables.get(key) if isinstance(tables, dict) else None
-    return table if isinstance(table, dict) else None
+    return tables.get(key) if isinstance(tables, dict) else None
 
 
 def has_table(text: str, key: str, name: str) -> bool:
@@ -28,19 +29,28 @@ def with_table(text: str, parent: str, key: str, values: dict[str, Any], name: s
     import tomlkit
     from tomlkit.items import InlineTable
 
-    document = _document(text, name)
+    document, meant = _document(text, name), _meaning(text)
     if parent not in document:
         document[parent] = tomlkit.table(is_super_table=True)
     tables: Any = document[parent]
     if not isinstance(tables, dict):
         raise ValidationError(f"{name}: {parent} must be a table; nothing was changed")
-    if key not in tables:
+    if not isinstance(tables.get(key), dict):
         inline = isinstance(tables, InlineTable)
         tables[key] = tomlkit.inline_table() if inline else tomlkit.table()
     for field, value in values.items():
         if tables[key].get(field) != value:
             tables[key][field] = value
-    return str(tomlkit.dumps(document))
+    known = meant.setdefault(parent, {}).get(key)
+    meant[parent][key] = {**(known if isinstance(known, dict) else {}), **values}
+    made = str(tomlkit.dumps(document))
+    if not _means(made, meant, parent) and known is None:
+        # Beside keys like `parent.other.field` it is put in their midst, and takes what follows in.
+        added = tomlkit.document()
+        added[parent] = tomlkit.table(is_super_table=True)
+        added[parent][key] = values
+        made = f"{text.rstrip()}\n\n{tomlkit.dumps(added)}"
+    return _checked(made, meant, parent, name)
 
 
 def without_table(text: str, parent: str, key: str, name: str, *, keep_parent: bool) -> str:
@@ -55,15 +65,16 @@ def without_table(text: str, parent: str, key: str, name: str, *, keep_parent: b
     if not isinstance(tables, dict) or key not in tables:
         return text
     behind = _behind_last_value(tables[key])
-    del tables[key]
+    meant = _meaning(text)
+    del tables[key], meant[parent][key]
     if not tables and not keep_parent:
         del document[parent]
     cut = str(tomlkit.dumps(document))
     if not behind.strip():
-        return cut
+        return _checked(cut, meant, parent, name)
     for place in range(len(cut), -1, -1):
         if text.startswith(cut[:place]) and text.endswith(behind + cut[place:]):
-            return cut[:place] + behind + cut[place:]
+            return _checked(cut[:place] + behind + cut[place:], meant, parent, name)
     raise ValidationError(
         f"{name}: {parent}.{key} cannot be taken out without losing the comments behind it; "
         "take it out by hand, nothing was changed"
@@ -82,6 +93,28 @@ def _behind_last_value(table: Any) -> str:
     return behind
 
 
+def _meaning(text: str) -> dict[str, Any]:
+    return tomllib.loads(text, parse_float=str)  # as text: nan does not equal itself
+
+
+def _means(text: str, meant: dict[str, Any], parent: str) -> bool:
+    """Whether it says that; an empty parent says no more than none."""
+    try:
+        read = _meaning(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return {**read, parent: read.get(parent) or {}} == {**meant, parent: meant.get(parent) or {}}
+
+
+def _checked(text: str, meant: dict[str, Any], parent: str, name: str) -> str:
+    if not _means(text, meant, parent):
+        raise ValidationError(
+            f"{name}: cannot be edited without changing what else is in it; write its tables with "
+            "headers like [table.key], or make the change by hand; nothing was changed"
+        )
+    return text
+
+
 def _document(text: str, name: str) -> Any:
     try:
         import tomlkit
@@ -89,8 +122,10 @@ def _document(text: str, name: str) -> Any:
     except ImportError:
         raise UnavailableError(INSTALL_EXTRA) from None
     try:
-        return tomlkit.parse(text)
-    except TOMLKitError as error:
+        document = tomlkit.parse(text)
+        tomllib.loads(text)
+    except (TOMLKitError, tomllib.TOMLDecodeError) as error:
         raise ValidationError(
             f"{name}: not TOML ({error}); repair it first, nothing was changed"
         ) from None
+    return document
