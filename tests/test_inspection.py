@@ -466,10 +466,10 @@ def test_command_beside_the_configuration_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["agentbus-no-such-program", "./gone", "./folder", "./text"])
-def test_command_that_cannot_be_run_is_refused_at_start(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text").write_text("not executable")
+def test_command_that_cannot_be_run_is_refused_at_start(short_folder: Path, name: str) -> None:
+    (short_folder / "folder").mkdir()
+    (short_folder / "text").write_text("not executable")
     with pytest.raises(ConfigError, match="nothing is ever allowed by silence") as caught:
-        _command(tmp_path, [name])
+        _command(short_folder, [name])
     assert caught.value.key == "inspection_command"
     assert name.removeprefix("./") in caught.value.message

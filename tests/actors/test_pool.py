@@ -252,10 +252,14 @@ def test_ended_actor_is_forgotten_though_its_address_lives_on(dispatcher: Dispat
     address = dispatcher.start(actor)
     address.ref.stop()
     eventually(lambda: dispatcher.statistics().actors == 0)
-    # An idle thread remembers the last actor it ran; give each something else to remember.
     del actor
-    others = [dispatcher.start(Counter()) for _ in range(64)]
-    settle(*others)
-    eventually(lambda: (gc.collect(), gone() is None)[1])
+
+    def is_forgotten() -> bool:
+        # An idle thread remembers the last actor it ran; give each something else to remember.
+        settle(*(dispatcher.start(Counter()) for _ in range(64)))
+        gc.collect()
+        return gone() is None
+
+    eventually(is_forgotten)
     address.tell(1)
     assert address.statistics().dead_tells == 1
