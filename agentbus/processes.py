@@ -47,7 +47,7 @@ def arguments_of(pid: int) -> list[str]:
             return []
         return [os.fsdecode(word) for word in words]
     listed = subprocess.run(
-        ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ["ps", "-wwo", "args=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     return listed.stdout.split()  # it does not show where an argument with a space ends
 

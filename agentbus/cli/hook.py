@@ -51,6 +51,8 @@ def hook(arguments: Arguments) -> int:
         sys.stdout.flush()
     except Exception:  # whatever it is, it is not the harness's trouble
         return EXIT_OK
+    finally:
+        watch.cancel()
     return EXIT_OK
 
 

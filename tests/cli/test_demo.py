@@ -48,7 +48,7 @@ def test_kept_demo_can_be_looked_at_afterwards(stopped_bus: ThrowAwayBus, tmp_pa
 
 def _processes_of(folder: Path) -> list[str]:
     """Daemon, Redis, agents and adapters of a demo: each has a path of its folder in its argv."""
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     return [line for line in listed.stdout.splitlines() if str(folder) in line]
 
 

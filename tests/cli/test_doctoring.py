@@ -423,7 +423,7 @@ def test_a_process_that_stays_is_found_in_the_list_of_the_system(
         return [one.fault for one in findings if f"process {adapter.pid} " in one.seen]
 
     with adapter:
-        eventually(lambda: found() == ["adapter-orphaned"], what="the adapter is listed")
+        eventually(lambda: found() == ["adapter-orphaned"], 40.0, what="the adapter is listed")
         assert adapter.stdin is not None
         adapter.stdin.close()
         adapter.wait()

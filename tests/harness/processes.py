@@ -74,7 +74,7 @@ def _commands() -> list[tuple[int, str]]:
             if folder.name.isdigit() and (command := _command_line(folder))
         ]
     listed = subprocess.run(
-        ["ps", "-axo", "pid=,command="], capture_output=True, text=True, check=True
+        ["ps", "-axwwo", "pid=,command="], capture_output=True, text=True, check=True
     )
     lines = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
     return [(int(pid), command) for pid, command in lines]

@@ -56,6 +56,7 @@ class Pipeline:
     """Sends of one attachment that do not wait for each other."""
 
     def __init__(self, sender: BusSession, *contents: str) -> None:
+        sender.client.take_unread()  # notices of the bus's state
         self._socket = sender.client.detach()
         self._socket.settimeout(20.0)
         self._lines = self._socket.makefile("rb")
@@ -247,6 +248,7 @@ def test_a_sender_that_attaches_anew_finds_its_send_done_once(tmp_path: Path) ->
         first = bus.attach("Sam", conversation="c1")
         operation_id = new_id()
         args = {"channel": "general", "content": "slow", "operation_id": operation_id}
+        first.client.take_unread()
         connection = first.client.detach()
         params = {"attachment": first.attachment, "args": args}
         frame = {"jsonrpc": "2.0", "id": 1, "method": "send", "params": params}

@@ -103,6 +103,7 @@ def pipelined(session: BusSession, sends: list[dict[str, Any]]) -> list[Any]:
         params = {"attachment": session.attachment, "args": args}
         ids.append(f"p{number}")
         frames.append(jsonrpc.encode_request(ids[-1], "send", params))
+    session.client.take_unread()  # notices of the bus's state
     connected = session.client.detach()
     connected.settimeout(10.0)
     connected.sendall(b"".join(frames))

@@ -84,7 +84,7 @@ def examine_processes(paths: RuntimePaths, uid: int) -> list[Finding]:
 def list_processes() -> list[Process]:
     """All processes of the machine. Raises OSError or SubprocessError."""
     listed = subprocess.run(
-        ["ps", "-axo", "uid=,pid=,ppid=,args="],
+        ["ps", "-axwwo", "uid=,pid=,ppid=,args="],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=LIST_S,
