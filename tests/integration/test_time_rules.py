@@ -131,9 +131,15 @@ def test_using_a_subscription_renews_it_for_the_whole_time(bus: InProcessBus) ->
 def test_a_live_session_hears_that_its_subscription_expired_though_it_beats() -> None:
     with in_process_bus(cursor_idle_hours=1, cleanup_interval_seconds=60) as bus:
         session = bus.attach()
-        for _ in range(3600 // 20 + 4):
+
+        def beats() -> bool:
             bus.clock.advance(20)
             session.client.request("heartbeat", {}, 5.0)
+            return any(one.method == "expired" for one in session.notifications)
+
+        for _ in range(3600 // 20 - 1):
+            assert not beats()
+        eventually(beats, what="the next cleanup, or, where one still ran then, one after it")
         told = session.wait_for("expired")
         assert told["channel"] == "general"
         assert session.call("whoami")["subscriptions"] == []
