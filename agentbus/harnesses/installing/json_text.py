@@ -8,7 +8,7 @@ allow them. Never writes a file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from agentbus.encoding import decode_strict, encode_pretty
 from agentbus.errors import UnavailableError, ValidationError
@@ -23,6 +23,8 @@ Path = tuple[str, ...]
 """Keys from the top of the document down."""
 
 _INDENT = "  "
+
+Side = Literal["next_sibling", "prev_sibling"]
 
 
 class JsonText:
@@ -197,7 +199,7 @@ class JsonText:
             return
         if not self._breaks_before_end(container):
             indent = " "  # a container on one line stays on it
-        comma = _comma_after(items[-1])
+        comma = _comma_beside(items[-1], "next_sibling")
         if comma is not None:
             self._splice(comma.end_byte, comma.end_byte, f"{indent}{text},")
         else:
@@ -205,16 +207,16 @@ class JsonText:
 
     def _cut(self, item: Any) -> None:
         """An item with its comma and the space before it."""
-        before, after = item.prev_sibling, _comma_after(item)
+        before, after = item.prev_sibling, _comma_beside(item, "next_sibling")
         if after is not None:
             self._splice(before.end_byte, after.end_byte, "")
         elif before.type == ",":
             self._splice(before.start_byte, item.end_byte, "")
-        elif before.type == "comment" and (comma := _comma_before(item)) is not None:
-            self._splice(before.end_byte, item.end_byte, "")
-            self._splice(comma.start_byte, comma.end_byte, "")
         else:
+            comma = _comma_beside(item, "prev_sibling")  # with a comment between
             self._splice(before.end_byte, item.end_byte, "")
+            if comma is not None:
+                self._splice(comma.start_byte, comma.end_byte, "")
 
     # --- layout ---
 
@@ -262,9 +264,7 @@ def _faults(node: Any) -> list[Any]:
         is_trailing = node.parent.type == "array" and comma is not None and comma.type == ","
         return [] if is_trailing else [node]
     if node.is_error:
-        after = node.next_sibling
-        while after is not None and after.type == "comment":
-            after = after.next_sibling
+        after = _beside(node, "next_sibling")
         is_trailing = node.text == b"," and after is not None and after.type == "}"
         return [] if is_trailing else [node]
     return [fault for child in node.children for fault in _faults(child)]
@@ -283,17 +283,16 @@ def _is_comma(node: Any) -> bool:
     return bool(node.type == "," or (node.is_error and node.text == b","))
 
 
-def _comma_after(item: Any) -> Any:
-    node = item.next_sibling
+def _beside(node: Any, side: Side) -> Any:
+    """What stands next to it, comments passed over; None at the end."""
+    node = getattr(node, side)
     while node is not None and node.type == "comment":
-        node = node.next_sibling
-    return node if node is not None and _is_comma(node) else None
+        node = getattr(node, side)
+    return node
 
 
-def _comma_before(item: Any) -> Any:
-    node = item.prev_sibling
-    while node is not None and node.type == "comment":
-        node = node.prev_sibling
+def _comma_beside(item: Any, side: Side) -> Any:
+    node = _beside(item, side)
     return node if node is not None and _is_comma(node) else None
 
 
