@@ -17,10 +17,7 @@ def start_mark(pid: int) -> str | None:
     """Text that no other process of this pid ever had; None when there is none (or a zombie)."""
     if _HAS_PROC:
         return _start_mark_from_proc(pid)
-    listed = subprocess.run(
-        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    state, _, started = listed.stdout.strip().partition(" ")
+    state, _, started = _listed(pid, "stat=,lstart=").partition(" ")
     return started.strip() if started and not state.startswith("Z") else None
 
 
@@ -46,10 +43,7 @@ def arguments_of(pid: int) -> list[str]:
         except OSError:
             return []
         return [os.fsdecode(word) for word in words]
-    listed = subprocess.run(
-        ["ps", "-wwo", "args=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return listed.stdout.split()  # it does not show where an argument with a space ends
+    return _listed(pid, "args=").split()  # it does not show where an argument with a space ends
 
 
 def executable(pid: int) -> Path | None:
@@ -60,10 +54,7 @@ def executable(pid: int) -> Path | None:
         except OSError:  # it has gone, or is another user's
             return None
     else:
-        listed = subprocess.run(
-            ["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-        path = Path(listed.stdout.strip())
+        path = Path(_listed(pid, "comm="))
     return path if path.is_absolute() and path.is_file() else None
 
 
@@ -100,11 +91,16 @@ def _parent(pid: int) -> int | None:
     if _HAS_PROC:
         fields = _stat_fields(pid)
         return None if fields is None else int(fields[1])
-    listed = subprocess.run(
-        ["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    text = listed.stdout.strip()
+    text = _listed(pid, "ppid=")
     return int(text) if text.isdecimal() else None
+
+
+def _listed(pid: int, columns: str) -> str:
+    """What `ps` says of it, however wide; nothing when there is no such process."""
+    listed = subprocess.run(
+        ["ps", "-wwo", columns, "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.strip()
 
 
 def _stat_fields(pid: int) -> list[str] | None:
