@@ -146,9 +146,8 @@ class Calls:
     ) -> Answer:
         """The answer to one tool call, an error answer for whatever goes wrong."""
         if name == HOOK_TOOL:
-            fields = arguments if isinstance(arguments, Mapping) else {}
-            self.hook(fields)
-            if (event := HookEvent.read(fields)) is not None:
+            event = self.hook(arguments if isinstance(arguments, Mapping) else {})
+            if event is not None:
                 self._hook_reports.spoke(client_name, event)
             return answer({})
         self.in_flight += 1
@@ -162,11 +161,11 @@ class Calls:
         finally:
             self.in_flight -= 1
 
-    def hook(self, fields: Mapping[str, Any]) -> None:
-        """Take what a hook of the harness said. What it cannot mean anything to is passed over."""
+    def hook(self, fields: Mapping[str, Any]) -> HookEvent | None:
+        """Take what a hook of the harness said; None: it names no event, and is passed over."""
         event = HookEvent.read(fields)
         if event is None:
-            return
+            return None
         self._binder.hooks.saw(event)
         for identity in self._conversations:
             if (identity.conversation, identity.child) == (event.conversation, None):
@@ -178,6 +177,7 @@ class Calls:
             self._leave(lambda identity: identity.child == event.child)
         elif event.event == "SessionEnd":
             self._leave(lambda identity: identity.conversation == event.conversation)
+        return event
 
     def _leave(self, ended: Callable[[SessionIdentity], bool]) -> None:
         """Close the attachments of what has ended, rather than when their connection does."""

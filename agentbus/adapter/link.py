@@ -84,7 +84,7 @@ class Link:
         self._harness_pid = harness_pid
         self.on_reconnected: Callable[[], None] = lambda: None
         """Called after the link came back by itself."""
-        self.on_evidence: Callable[[dict[str, Any]], None] = lambda fields: None
+        self.on_evidence: Callable[[dict[str, Any]], object] = lambda fields: None
         """Called with what a command hook told the daemon about this harness process."""
         self._session: Session | None = None
         self._connecting: asyncio.Task[Session] | None = None
