@@ -27,6 +27,7 @@ from actors.timer import Timer, TimerHandle
 from agentbus.errors import BusError, NotFoundError, UnavailableError
 from agentbus.ids import ChannelId, Sequence, SessionId
 from agentbus.protocol.session import Wait
+from agentbus.store.changes import SubscriptionRow
 from agentbus.store.reader import Reader, SessionRow
 
 RETURN_S = 0.5
@@ -226,7 +227,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         with self._failing(waiting):
             self._check_channels(waiting)
             if not asked.wait.wait_ms:
-                _answer(waiting, "looked", self._channels_of(waiting))
+                _answer(waiting, "looked", self._channels_of(waiting, self._rows(waiting)))
                 return
             earlier = self._waiting.get(session.session_id)
             if earlier is not None:
@@ -241,7 +242,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             if session.session_id not in self._attached:
                 left = session.session_id in self._seen
                 self._end_unless_back(waiting, RETURN_S if left else ABSENT_S, attached_only=False)
-            self._look(waiting)
+            self._look(waiting, self._rows(waiting))
 
     def _check_channels(self, waiting: _Waiting) -> None:
         """A wait for what cannot come would only end at its time."""
@@ -294,18 +295,19 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
     def _woken(self, channel_id: ChannelId) -> None:
         for waiting in list(self._waiting.values()):
             with self._failing(waiting):
-                if any(row.channel_id == channel_id for row in self._rows(waiting)):
-                    self._look(waiting)
+                rows = self._rows(waiting)
+                if any(row.channel_id == channel_id for row in rows):
+                    self._look(waiting, rows)
 
-    def _look(self, waiting: _Waiting) -> None:
+    def _look(self, waiting: _Waiting, rows: list[SubscriptionRow]) -> None:
         newest = self._store.last_sequence()  # before it is counted: what comes between wakes again
-        channels = self._channels_of(waiting)
+        channels = self._channels_of(waiting, rows)
         if channels:
             if waiting.wait.only_new:
                 self._woken_through[waiting.session.session_id] = newest
             self._end_wait(waiting, "woken", channels)
 
-    def _rows(self, waiting: _Waiting) -> list[Any]:
+    def _rows(self, waiting: _Waiting) -> list[SubscriptionRow]:
         """Living subscriptions of the channels that it waits for; of all when none is named."""
         names = waiting.wait.channels
         return [
@@ -314,7 +316,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             if row.expired_at_us is None and (not names or row.channel in names)
         ]
 
-    def _channels_of(self, waiting: _Waiting) -> list[dict[str, Any]]:
+    def _channels_of(self, waiting: _Waiting, rows: list[SubscriptionRow]) -> list[dict[str, Any]]:
         session_id = waiting.session.session_id
         known = Sequence(0)
         if waiting.wait.only_new:
@@ -326,7 +328,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                     row.channel_id, max(row.handed_off, known), session_id
                 ),
             }
-            for row in self._rows(waiting)
+            for row in rows
         ]
         return [entry for entry in counted if entry["waiting"]]
 
@@ -357,7 +359,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         for waiting in list(self._waiting.values()):
             with self._failing(waiting):
                 self._watch(waiting)
-                self._look(waiting)
+                self._look(waiting, self._rows(waiting))
 
     def _unwatch_unneeded(self) -> None:
         if not self._waiting:
