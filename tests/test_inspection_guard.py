@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from agentbus.inspection_guard import Guard
 from agentbus.processes import start_mark
 from tests.eventually import eventually
+from tests.signals import freeze, kill
 
 
 @contextmanager
@@ -61,12 +62,14 @@ def test_a_killed_owner_is_an_end_too() -> None:
         assert running.wait(5.0) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_that_has_gone_or_hangs_hinders_nothing_and_kills_nothing(number: int) -> None:
+@pytest.mark.parametrize("strike", [kill, freeze])
+def test_one_that_has_gone_or_hangs_hinders_nothing_and_kills_nothing(
+    strike: Callable[[int], None],
+) -> None:
     guard = Guard()
     assert guard._process is not None
     with closing(guard), group() as other:
-        os.kill(guard._process.pid, number)
+        strike(guard._process.pid)
         for _ in range(20_000):  # more than a pipe holds
             guard.began(other.pid)
         guard.close()

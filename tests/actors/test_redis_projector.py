@@ -51,6 +51,7 @@ from tests.eventually import eventually
 from tests.exhaustion import no_descriptor_left
 from tests.probe import Probe
 from tests.redis_fixture import private_redis, redis_settings
+from tests.signals import freeze, kill
 from tests.store.bus import Bus
 
 GENERAL = ChannelId(1)
@@ -240,7 +241,7 @@ def test_a_dead_redis_is_noticed_by_the_next_commit_and_refilled(projection: Pro
     projection.catch_up()
     projection.send("a")
     assert projection.stream() == [1]
-    os.kill(projection.redis_pid(), signal.SIGKILL)
+    kill(projection.redis_pid())
     projection.send("b")
     projection.supervisor.expect(ProjectionLost, within=10)
     projection.send("c")  # committed while it was lost
@@ -256,7 +257,7 @@ def test_an_idle_projector_notices_a_dead_redis_when_it_is_told_to_look(
     projection.catch_up()
     projection.address.tell(CheckRedis())
     projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
-    os.kill(projection.redis_pid(), signal.SIGKILL)
+    kill(projection.redis_pid())
     projection.address.tell(CheckRedis())
     projection.supervisor.expect(ProjectionLost, within=10)
     projection.address.tell(CheckRedis())  # told once
@@ -289,7 +290,7 @@ def test_a_redis_that_hangs_is_given_up_within_its_time_limit_and_replaced(
 ) -> None:
     projection.catch_up()
     hung = projection.redis_pid()
-    os.kill(hung, signal.SIGSTOP)
+    freeze(hung)
     projection.send("a")
     projection.supervisor.expect(ProjectionLost, within=10)
     projection.catch_up()
@@ -302,7 +303,7 @@ def test_a_redis_that_hung_for_a_moment_gets_only_what_it_misses(projection: Pro
     projection.send("a")
     assert projection.stream() == [1]
     same = projection.redis_pid()
-    os.kill(same, signal.SIGSTOP)
+    freeze(same)
     projection.send("b")
     projection.supervisor.expect(ProjectionLost, within=10)
     os.kill(same, signal.SIGCONT)
@@ -362,8 +363,8 @@ def test_a_rebuild_fills_memories_first_then_channels_that_somebody_reads(
     assert found == [filled]
 
 
-def kill(projection: Projection) -> None:
-    os.kill(projection.redis_pid(), signal.SIGKILL)
+def kill_redis(projection: Projection) -> None:
+    kill(projection.redis_pid())
 
 
 def empty(projection: Projection) -> None:
@@ -371,7 +372,7 @@ def empty(projection: Projection) -> None:
         client.flushall()
 
 
-@pytest.mark.parametrize("strike", [kill, empty])
+@pytest.mark.parametrize("strike", [kill_redis, empty])
 @pytest.mark.parametrize(
     "arrival", [("during_rebuild", 1), ("during_rebuild", 2), ("before_mark", 1)]
 )
@@ -392,7 +393,7 @@ def test_a_redis_that_is_lost_at_any_step_of_a_rebuild_is_filled_by_the_next_one
     assert projection.stream() == list(range(1, 1201))
 
 
-@pytest.mark.parametrize("strike", [kill, empty])
+@pytest.mark.parametrize("strike", [kill_redis, empty])
 def test_a_redis_that_is_lost_in_a_replay_is_filled_by_the_next_one(
     projection: Projection,
     monkeypatch: pytest.MonkeyPatch,
@@ -471,7 +472,7 @@ def test_a_restart_that_fails_is_told_and_tried_again(projection: Projection) ->
     projection.catch_up()
     projection.send("a")
     projection.settle()
-    os.kill(projection.redis_pid(), signal.SIGKILL)
+    kill(projection.redis_pid())
     projection.address.tell(CheckRedis())
     projection.supervisor.expect(ProjectionLost, within=10)
     folder = projection.settings.working_directory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -18,6 +16,7 @@ from tests.benchmarks.reading import START_WITHIN_S, filled_bus
 from tests.benchmarks.scale import Rounds, Scale
 from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
+from tests.signals import kill
 
 SENDERS = 4
 RETRY_S = 0.02
@@ -63,7 +62,7 @@ def _seconds_to_ready_after_redis(bus: ThrowAwayBus) -> float:
 def _kill_redis(bus: ThrowAwayBus) -> None:
     pid = bus.redis_pid()
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    kill(pid)
 
 
 def measure_redis_killed(scale: Scale) -> Rounds:

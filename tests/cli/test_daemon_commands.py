@@ -24,6 +24,7 @@ from tests.bus_fixture import ROOT, ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin
 from tests.eventually import eventually
 from tests.redis_fixture import executable_script
+from tests.signals import freeze, kill
 
 
 def test_status_without_a_daemon_says_so_and_exits_3(stopped_bus: ThrowAwayBus) -> None:
@@ -182,7 +183,7 @@ def test_status_and_stop_work_while_the_bus_recovers(
     redis.unlink()
     pid = stopped_bus.redis_pid()
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    kill(pid)
     with suppress(UnavailableError):  # the loss may have been noticed before
         sam.call("send", channel="general", content="its projection fails at once")
     eventually(lambda: stopped_bus.state() == "recovering", within_s=20)
@@ -207,7 +208,7 @@ def test_status_tells_when_another_file_is_meant(running_bus: ThrowAwayBus) -> N
 def test_hanging_daemon_is_named_with_the_way_to_end_it(running_bus: ThrowAwayBus) -> None:
     pid = holder_pid(running_bus.runtime.lock)
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         shown = agentbus(running_bus, "status")
     finally:

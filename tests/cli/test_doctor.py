@@ -18,6 +18,7 @@ from agentbus.encoding import decode_strict
 from agentbus.transport.singleton import DaemonLock
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
 from tests.cli.command import agentbus_admin
+from tests.signals import freeze
 
 HOPS = [
     "adapter starts",
@@ -139,7 +140,7 @@ def test_without_a_daemon_the_canary_starts_one_as_an_adapter_does(bus: ThrowAwa
 def test_a_hung_daemon_is_a_failure_within_the_time_limits(bus: ThrowAwayBus) -> None:
     bus.start()
     assert bus.daemon is not None
-    bus.daemon.send_signal(signal.SIGSTOP)
+    freeze(bus.daemon.pid)
     try:
         began_s = time.monotonic()
         code, document, faults = examined(bus)

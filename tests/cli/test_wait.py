@@ -27,6 +27,7 @@ from agentbus.encoding import decode_strict, encode
 from tests.bus_fixture import ROOT, ThrowAwayBus
 from tests.cli.command import agentbus
 from tests.eventually import eventually
+from tests.signals import freeze
 
 ENDS_WITHIN_S = 30.0
 
@@ -256,7 +257,7 @@ def test_a_hook_does_not_wait_for_a_daemon_that_hangs(
         for hangs in (False, True):
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"session_id": "s"}')))
             if hangs:
-                os.kill(bus.daemon.pid, signal.SIGSTOP)
+                freeze(bus.daemon.pid)
             began_s = time.monotonic()
             try:
                 assert hook({"EVENT": "Stop", "--harness": "codex"}) == 0

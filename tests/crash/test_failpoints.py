@@ -23,6 +23,7 @@ from tests.crash.judge import judge
 from tests.crash.run import look
 from tests.crash.world import HOOK, World
 from tests.eventually import eventually
+from tests.signals import kill
 
 OLD_S = 7000.0
 """Older than the retention of the bus."""
@@ -58,7 +59,7 @@ def end_daemon(world: World) -> None:
     eventually(lambda: stored_position(world) >= handed, what="commit of what was handed off")
     pid = world.daemon_pid()
     if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
         eventually(lambda: world.daemon_pid() is None, what="end of the daemon")
 
 

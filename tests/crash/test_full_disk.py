@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from tests.bus_fixture import BusSession, ThrowAwayBus, stop_daemon
 from tests.crash.conversation import attempt
 from tests.eventually import eventually
 from tests.exhaustion import CAN_MOUNT, fill, small_disk
+from tests.signals import kill
 
 CONTENT = "x" * 30_000
 
@@ -138,7 +137,7 @@ def test_redis_without_room_for_its_files_is_replaced_when_there_is_room(
             first = bus.redis_pid()
             assert first is not None
             ballast = fill(bus.runtime.directory)
-            os.kill(first, signal.SIGKILL)
+            kill(first)
             refused = eventually(lambda: _refusal(sender), what="a refusal")
             assert isinstance(refused, UnavailableError), refused
             with bus.client() as client:

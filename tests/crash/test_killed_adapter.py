@@ -4,7 +4,6 @@ comes again marked, what it cannot have seen comes as new, and nothing is lost."
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import termios
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
+from tests.signals import freeze
 
 PIPE_BYTES = 4096
 """The smallest pipe that Linux gives: a result of some KiB is written in several steps."""
@@ -113,7 +113,7 @@ def test_stopped_and_killed_in_the_middle_of_a_write_it_comes_again_marked(
     harness.send("in-the-mi" + "x" * 3 * PIPE_BYTES, "not-taken")
     adapter.call("receive", count=1)
     eventually(lambda: unread_bytes(adapter) == PIPE_BYTES, within_s=40.0, what="the pipe is full")
-    adapter.process.send_signal(signal.SIGSTOP)
+    freeze(adapter.process.pid)
     harness.kill()
     again = harness.start()
     assert messages(again.use("receive", count=1)) == [("in-the-mi", True)]
@@ -148,7 +148,7 @@ def test_killed_with_a_daemon_that_never_heard_of_the_result_it_comes_again_mark
         eventually(lambda: adapter.use("whoami")["pending"] == 2, what="both are here")
         with bus.client() as client:
             daemon = client.request("status", {}, 10.0)["pid"]
-        os.kill(daemon, signal.SIGSTOP)
+        freeze(daemon)
         adapter.call("receive", count=1)
         assert adapter.wait_exit() == -signal.SIGKILL
         bus.kill()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import stat
 import subprocess
 import sys
@@ -16,6 +14,7 @@ import pytest
 from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
 from tests.exhaustion import obeying_permissions
+from tests.signals import kill
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="needs Linux to take root's right to write everywhere"
@@ -78,7 +77,7 @@ def test_a_folder_that_becomes_read_only_stops_nothing_that_runs(bus: ThrowAwayB
         assert sam.call("send", channel="general", content="while")["sequence"] == 2
         redis = bus.redis_pid()
         assert redis is not None
-        os.kill(redis, signal.SIGKILL)
+        kill(redis)
         eventually(lambda: bus.redis_pid() not in (None, redis) or bus.state() == "recovering")
     bus.wait_ready()
     kept = eventually(lambda: sam.call("history", channel="general")["messages"])

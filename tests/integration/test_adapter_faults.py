@@ -23,6 +23,7 @@ from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
 from tests.eventually import eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
+from tests.signals import freeze
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def test_a_stopped_one_costs_bounded_memory_delays_nobody_and_lapses(
     with AdapterProcess(environment, bus.config.path, agent="Frozen", session="f") as frozen:
         frozen.initialize()
         frozen.use("receive")
-        frozen.process.send_signal(signal.SIGSTOP)
+        freeze(frozen.process.pid)
         contents = [f"{number} " + "x" * 20_000 for number in range(400)]
         for content in contents:
             kim.call("send", channel="general", content=content)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +20,7 @@ from agentbus.errors import (
 from agentbus.ids import new_id
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.hooks import Hook, eventually, is_running, is_there
+from tests.signals import kill
 
 BODY = """
 content = read()["payload"]["content"]
@@ -268,7 +267,7 @@ def test_a_recovery_while_a_command_runs_commits_nothing_of_it(tmp_path: Path) -
         eventually(lambda: bool(hook.lines("hanging")))
         redis_pid = bus.redis_pid()
         assert redis_pid is not None
-        os.kill(redis_pid, signal.SIGKILL)
+        kill(redis_pid)
         send(eva, "finds out")
         assert pipeline.answers() == [(0, "unavailable")]
         bus.wait_ready()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from agentbus.errors import NotFoundError, RateLimitedError, UnavailableError
 from agentbus.ids import new_id
 from agentbus.rules.memories import NOTICE_CONTENT_BYTES
 from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.signals import kill
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +221,7 @@ def test_who_comes_back_is_told_what_changed(
 def lose_redis(bus: ThrowAwayBus) -> None:
     pid = bus.redis_pid()
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    kill(pid)
 
 
 def wait_recovered(bus: ThrowAwayBus, last_epoch: int) -> None:

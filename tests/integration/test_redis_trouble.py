@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -30,6 +29,7 @@ from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.eventually import eventually
 from tests.redis_fixture import executable_script, need_search
+from tests.signals import freeze, kill
 from tests.store.filled import fill
 
 STOP_WITHIN_S = 4.0
@@ -276,16 +276,16 @@ def check(got: list[int], sent: list[int]) -> None:
     assert sent == sorted(sent)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("strike", [kill, freeze])
 def test_a_redis_that_dies_or_hangs_under_load_is_replaced_and_nothing_is_lost(
-    throw_away_bus: ThrowAwayBus, number: signal.Signals
+    throw_away_bus: ThrowAwayBus, strike: Callable[[int], None]
 ) -> None:
     bus = throw_away_bus
     with Load(bus) as load:
         eventually(lambda: len(load.sent) > 50)
         pid = bus.redis_pid()
         assert pid is not None
-        os.kill(pid, number)
+        strike(pid)
         eventually(lambda: load.refused > 0, 20, what="a refusal")
         at_refusal = len(load.sent)
         eventually(lambda: len(load.sent) > at_refusal + 50, 20, what="going on")
@@ -360,7 +360,7 @@ def test_while_redis_cannot_come_back_the_bus_says_recovering_and_answers_people
     shutil.move(script, tmp_path / "away")
     pid = bus.redis_pid()
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    kill(pid)
     notice(sam)
     eventually(lambda: bus.state() == "recovering", 20)
     with pytest.raises(UnavailableError) as refused:
@@ -409,7 +409,7 @@ def test_a_daemon_that_is_stopped_while_it_recovers_ends_in_time(
     script.unlink()
     pid = bus.redis_pid()
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    kill(pid)
     notice(sam)
     eventually(lambda: bus.state() == "recovering", 20)
     assert bus.stop() == 0
@@ -424,8 +424,7 @@ def test_a_foreign_instance_that_takes_the_place_of_ours_is_never_touched(
     script.rename(tmp_path / "away")  # ours does not come back before the other one is there
     pid = bus.redis_pid()
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not is_running(pid))
+    kill(pid)
     socket_path = bus.runtime.redis_socket
     socket_path.unlink(missing_ok=True)
     with foreign_redis(socket_path, bus.directory) as client:
@@ -464,7 +463,7 @@ def test_an_agent_sees_nothing_of_a_short_recovery(throw_away_bus: ThrowAwayBus)
             waiting = ada.call("receive", wait_seconds=30)
             pid = bus.redis_pid()
             assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
             assert "message_id" in kim.use("send", channel="general", content=content)
             got += [message["content"] for message in ada.answer(waiting)["messages"]]
             found = ada.use("history", channel="general")["messages"]
@@ -487,7 +486,7 @@ def test_a_daemon_whose_redis_hangs_is_stopped_in_time(
     assert ada.wait_for("deliver")["delivery"]["through"] == first
     pid = bus.redis_pid()
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     waiting = threading.Thread(target=lambda: ada.notify("credit", messages=1, bytes=1))
     if load == "sending":
         sam.call("send", channel="general", content="second", operation_id="second")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.cli.command import agentbus
 from tests.crash.conversation import attempt
 from tests.eventually import eventually
+from tests.signals import kill
 
 FAILPOINT = "AGENTBUS_TEST_FAILPOINT"
 
@@ -195,7 +195,7 @@ def test_a_reset_at_an_odd_moment_is_done_or_refused_truly(bus: ThrowAwayBus, mo
         case "recovering":
             pid = bus.redis_pid()
             assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         case _:
             stopper.notify("stop", {})
             threading.Thread(

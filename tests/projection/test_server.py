@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -35,6 +34,7 @@ from tests.redis_fixture import (
     redis_settings,
     set_mark,
 )
+from tests.signals import freeze, kill
 
 REAL = str(find_redis(DEFAULT_EXECUTABLE)[-1].executable)
 
@@ -116,19 +116,18 @@ def test_stopping_ends_the_process_and_leaves_no_files() -> None:
 
 def test_a_hung_redis_is_stopped_by_force() -> None:
     with private_redis() as running:
-        os.kill(running.info.pid, signal.SIGSTOP)
+        freeze(running.info.pid)
         started_s = time.monotonic()
         running.server.stop(grace_s=0.1)
         assert time.monotonic() - started_s < 2.0
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_dead_or_hung_redis_is_restarted_empty(signal_number: signal.Signals) -> None:
+@pytest.mark.parametrize("strike", [kill, freeze])
+def test_a_dead_or_hung_redis_is_restarted_empty(strike: Callable[[int], None]) -> None:
     with private_redis(command_s=0.3) as running:
         set_mark(StreamWriter(running.client, search=False), BUS_ID, Sequence(3))
-        os.kill(running.info.pid, signal_number)
-        if signal_number == signal.SIGKILL:
-            assert eventually(lambda: not running.server.alive())
+        strike(running.info.pid)
+        assert running.server.alive() == (strike is freeze)
         with pytest.raises(ProjectionError):
             running.server.ping()
         again = running.server.restart(BUS_ID)
@@ -318,7 +317,7 @@ def test_an_orphan_started_with_other_settings_is_ended() -> None:
 def test_a_hung_orphan_is_ended() -> None:
     with redis_settings(command_s=0.2) as settings:
         orphan = crash_daemon_with_redis(settings, mark=BUS_ID)
-        os.kill(orphan, signal.SIGSTOP)
+        freeze(orphan)
         server = RedisServer(settings)
         assert server.start(BUS_ID).pid != orphan
         assert start_mark(orphan) is None
@@ -340,8 +339,7 @@ def test_an_orphan_whose_pid_was_never_noted_is_still_ours() -> None:
 def test_a_record_of_a_reused_pid_ends_nobody() -> None:
     with redis_settings() as settings, subprocess.Popen(["sleep", "60"]) as bystander:
         orphan = crash_daemon_with_redis(settings, mark=BUS_ID)
-        os.killpg(orphan, signal.SIGKILL)
-        assert eventually(lambda: start_mark(orphan) is None)
+        kill(orphan)
         record = json.loads(settings.record_path.read_bytes())
         record["pid"] = bystander.pid
         settings.record_path.write_text(json.dumps(record))

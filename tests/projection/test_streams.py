@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +22,7 @@ from agentbus.projection.streams import (
     StreamWriter,
 )
 from tests.redis_fixture import BUS_ID, PrivateRedis, private_redis, set_mark
+from tests.signals import freeze, kill
 
 CHANNEL = ChannelId(7)
 OTHER = ChannelId(8)
@@ -206,7 +205,7 @@ def test_a_killed_redis_is_an_error_for_writers_and_readers(redis_server: Privat
     writer = StreamWriter(redis_server.client, search=False)
     reader = StreamReader(redis_server.client)
     writer.project(batch(1), Sequence(1))
-    os.kill(redis_server.info.pid, signal.SIGKILL)
+    kill(redis_server.info.pid)
     with pytest.raises(ProjectionError):
         writer.project(batch(2), Sequence(2))
     with pytest.raises(ProjectionError):
@@ -217,7 +216,7 @@ def test_a_stopped_redis_is_an_error_in_bounded_time() -> None:
     with private_redis(command_s=0.3) as running:
         writer = StreamWriter(running.client, search=False)
         writer.project(batch(1), Sequence(1))
-        os.kill(running.info.pid, signal.SIGSTOP)
+        freeze(running.info.pid)
         started_s = time.monotonic()
         with pytest.raises(ProjectionError, match="in time"):
             writer.project(batch(2), Sequence(2))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from agentbus.limits import KIB
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.redis_fixture import executable_script, need_search
+from tests.signals import kill
 
 WITHIN_S = 10.0
 ENGINES = ("redis", "sqlite")
@@ -198,7 +197,7 @@ def test_a_search_during_a_recovery_says_so_and_works_after_it() -> None:
         wait_found(sam, [message_id], text="word")
         pid = bus.redis_pid()
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
         deadline_s = time.monotonic() + 30.0
         while True:
             assert time.monotonic() < deadline_s
@@ -233,7 +232,7 @@ def test_a_redis_that_comes_back_without_search_leaves_it_to_sqlite(short_folder
         flag.touch()
         pid = bus.redis_pid()
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
         assert bus.wait_ended(30.0) == 1
         assert "Redis came back without search" in bus.log()
         bus.start()
