@@ -29,7 +29,7 @@ from agentbus.ids import SessionId
 from agentbus.inspection import Allowed, Cancellation, Denied, Failed, Verdict, inspect
 from agentbus.inspection_guard import Guard
 from agentbus.limits import INSPECTIONS_AT_ONCE, INSPECTIONS_WAITING
-from agentbus.store.changes import Mutation
+from agentbus.store.mutation import Mutation
 
 _log = logging.getLogger(__name__)
 

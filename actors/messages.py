@@ -39,13 +39,13 @@ from agentbus.store.changes import (
     MemoryRemoved,
     MemoryRevised,
     MoveCursors,
-    Mutation,
     SessionBound,
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionId,
     SubscriptionOpened,
 )
+from agentbus.store.mutation import Mutation
 
 
 class Link(Protocol):

@@ -58,7 +58,6 @@ from agentbus.store.changes import (
     MemoryRevised,
     MessageAppended,
     MoveCursors,
-    Mutation,
     NoRoom,
     PruneResult,
     Refused,
@@ -68,6 +67,7 @@ from agentbus.store.changes import (
 )
 from agentbus.store.connection import CommitUncertain, FilesGone
 from agentbus.store.ledger import LedgerStatistics, LedgerStore
+from agentbus.store.mutation import Mutation
 from agentbus.transport.connection import corked
 
 _log = logging.getLogger(__name__)
@@ -441,8 +441,4 @@ def _holds_in_any_epoch(change: Change) -> bool:
 
 
 def _is_same_operation(change: Change, mutation: Mutation) -> bool:
-    return (
-        isinstance(change, Mutation)
-        and change.operation_id == mutation.operation_id
-        and change.attachment.session_id == mutation.attachment.session_id
-    )
+    return isinstance(change, Mutation) and change.receipt_key == mutation.receipt_key

@@ -128,7 +128,7 @@ def _agent(work: Work, name: str) -> AgentId:
     if row is not None:
         return AgentId(row[0])
     agent_id = AgentId(new_id())
-    work.insert(_INSERT_AGENT, (agent_id, name, work.now_us))
+    work.insert(_INSERT_AGENT, (agent_id, name, work.now_us, None, "[]"))
     return agent_id
 
 

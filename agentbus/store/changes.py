@@ -23,6 +23,8 @@ from agentbus.protocol.operations import (
     Subscribe,
     Unsubscribe,
 )
+from agentbus.store.mutation import Mutation
+from agentbus.store.peer.changes import DeliveryChanged, PeerChange
 
 GapCause = Literal["age", "capacity"]
 PruneWhat = Literal[
@@ -33,20 +35,6 @@ SubscriptionId = int
 
 
 # --- changes ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """A change with a receipt and a rate. `fingerprint` comes from rules/receipts.py."""
-
-    operation: MutatingOperation
-    operation_id: str
-    fingerprint: bytes
-    sender: SenderBinding
-    attachment: Attachment
-    rate_ok: bool
-    retry_after_ms: int = 1000
-    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +153,7 @@ Change: TypeAlias = (
     | MoveCursors
     | BindSession
     | PruneSlice
+    | PeerChange
 )
 
 
@@ -265,6 +254,7 @@ Fact: TypeAlias = (
     | SubscriptionClosed
     | SubscriptionExpired
     | MessagesRemoved
+    | DeliveryChanged
 )
 
 

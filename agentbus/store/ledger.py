@@ -40,7 +40,6 @@ from agentbus.store.changes import (
     Done,
     MakeChannel,
     MoveCursors,
-    Mutation,
     NoRoom,
     OpenSubscription,
     Outcome,
@@ -63,6 +62,7 @@ from agentbus.store.connection import (
 from agentbus.store.fts import TextIndex
 from agentbus.store.integrity import check_pages
 from agentbus.store.memories import remove_memory, revise_memory
+from agentbus.store.mutation import Mutation
 from agentbus.store.opening import close_bus, open_bus
 from agentbus.store.pruning import prune_slice
 from agentbus.store.receipts import admit, look_up

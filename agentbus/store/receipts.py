@@ -15,7 +15,8 @@ from agentbus.errors import ConflictError, RateLimitedError
 from agentbus.rules.retention import end_us
 from agentbus.store.accounting import row_bytes
 from agentbus.store.bulk import BulkInsert, ReceiptLookup, Row
-from agentbus.store.changes import Done, Mutation
+from agentbus.store.changes import Done
+from agentbus.store.mutation import Mutation
 from agentbus.store.schema import Receipt, insert_text
 from agentbus.store.work import Work
 
@@ -74,7 +75,7 @@ def admit(work: Work, change: Mutation) -> Admission | Done:
 
 
 def _key(change: Mutation) -> Row:
-    return (change.attachment.session_id, change.operation_id)
+    return change.receipt_key
 
 
 def _repeat(change: Mutation, fingerprint: bytes, result: bytes) -> Done:
