@@ -19,6 +19,7 @@ from agentbus.errors import (
     TooLargeError,
     UnavailableError,
 )
+from agentbus.ids import InterventionId
 from agentbus.limits import KIB
 from agentbus.protocol.people import (
     HumanDecide,
@@ -156,9 +157,9 @@ def test_a_message_over_the_limit_reaches_nobody(office: Office) -> None:
 def test_a_decision_names_the_person_and_waits_for_no_session(office: Office) -> None:
     office.send("k1")
     office.submitted(BindSession)
-    reply = office.ask(HumanDecide("i1", 3, "reassign", "Take over.", "Kim"))
+    reply = office.ask(HumanDecide(InterventionId("i1"), 3, "reassign", "Take over.", "Kim"))
     change, reply_to = office.submitted(Decide)
-    assert change == Decide("i1", 3, "reassign", PERSON, "Take over.", "Kim")
+    assert change == Decide(InterventionId("i1"), 3, "reassign", PERSON, "Take over.", "Kim")
     reply_to.set({"state": "reassigned"})
     assert reply.get(5.0) == {"state": "reassigned"}
 

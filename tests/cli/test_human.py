@@ -51,8 +51,8 @@ def test_an_empty_bus_says_that_nothing_waits(shared_bus: ThrowAwayBus) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "complaint"),
     [
-        (("human", "show", "i1"), EXIT_FAILURE, "no question to a person"),
-        (("human", "decide", "i1", "approve"), EXIT_FAILURE, "no question to a person"),
+        (("human", "show", "i1"), EXIT_FAILURE, "no intervention"),
+        (("human", "decide", "i1", "approve"), EXIT_FAILURE, "no intervention"),
         (("human", "decide", "i1", "maybe", "--if-version", "1"), EXIT_USAGE, "one of approve"),
         (("human", "decide", "i1", "nudge", "--if-version", "1"), EXIT_USAGE, "needs instructions"),
         (("human", "decide", "i1", "approve", "--if-version", "x"), EXIT_USAGE, "a whole number"),

@@ -62,7 +62,7 @@ Options:
   --decided       What was decided, newest first, instead of what waits.
   --instructions TEXT  What the agent shall do; redirect and nudge need it.
   --to NAME       The agent or session that a reassigned task goes to.
-  --if-version N  Decide only if the question is still in this version; the newest if left out.
+  --if-version N  Decide only if the intervention is still in this version; the newest if left out.
   --body TEXT     What to say; - reads it from stdin.
   --info          Nothing to be answered; a request if left out.
   --thread ID     The thread that it belongs to; a new one if left out.

@@ -52,21 +52,23 @@ def _show(arguments: Arguments, answer: dict[str, Any]) -> None:
     from agentbus.cli.admin import human_view
 
     if arguments["show"]:
-        human_view.print_question(answer)
+        human_view.print_intervention(answer)
     elif arguments["replies"]:
         human_view.print_replies(answer["replies"])
+    elif arguments["--decided"]:
+        human_view.print_decided(answer["interventions"])
     else:
-        human_view.print_questions(answer["interventions"], decided=arguments["--decided"])
+        human_view.print_waiting(answer["interventions"])
 
 
 def _decide(daemon: Daemon, arguments: Arguments) -> int:
     """Without a version of the person's own, of what is there right now."""
-    question_id, version = arguments["ID"], optional_number(arguments, "--if-version")
+    intervention_id, version = arguments["ID"], optional_number(arguments, "--if-version")
     if version is None:
-        question = daemon.ask("human_show", params={"id": question_id})
-        question_id, version = question["intervention_id"], question["version"]
+        intervention = daemon.ask("human_show", params={"id": intervention_id})
+        intervention_id, version = intervention["intervention_id"], intervention["version"]
     decision = {
-        "intervention_id": question_id,
+        "intervention_id": intervention_id,
         "version": version,
         "action": arguments["ACTION"],
         "instructions": arguments["--instructions"],
@@ -77,7 +79,7 @@ def _decide(daemon: Daemon, arguments: Arguments) -> int:
     except ConflictError as error:
         if error.reason != VERSION_CHANGED:
             raise
-        again = f"look again: agentbus-admin human show {question_id}"
+        again = f"look again: agentbus-admin human show {intervention_id}"
         raise ConflictError(f"{error.message}; {again}", reason=error.reason) from None
     if arguments["--json"]:
         print_json(answer)

@@ -1,4 +1,4 @@
-"""Questions to the person and answers of agents, as text for a terminal.
+"""Interventions and answers of agents, as text for a terminal.
 
 Owns the layout of `human list`, `show` and `replies`. Everything that agents wrote goes through
 `for_terminal` or `lines_for_terminal`. Runs on the main thread of a command.
@@ -30,73 +30,82 @@ DETAIL_NAMES = {
 }
 
 
-def print_questions(questions: list[dict[str, Any]], *, decided: bool) -> None:
-    """One row for each question."""
-    if not questions:
-        print("Nothing was decided." if decided else "Nothing waits for you.")
+def print_waiting(interventions: list[dict[str, Any]]) -> None:
+    """One row for each intervention that nobody has decided."""
+    if not interventions:
+        print("Nothing waits for you.")
         return
-    if decided:
-        columns: tuple[str, ...] = ("Id", "Agent", "From", "Decision", "By", "At")
-        rows: Iterable[tuple[object, ...]] = (
+    _print_rows(
+        f"Waiting for you ({len(interventions)})",
+        ("Id", "Version", "Agent", "From", "Since", "Why"),
+        (
             (
-                question["intervention_id"],
-                _agent(question),
-                question["from"],
-                question["decision"]["action"],
-                question["decision"]["decided_by"],
-                question["decision"]["decided_at"],
+                row["intervention_id"],
+                row["version"],
+                _agent(row),
+                row["from"],
+                row["created_at"],
+                row["reason"],
             )
-            for question in questions
-        )
-    else:
-        columns = ("Id", "Version", "Agent", "From", "Since", "Why")
-        rows = (
-            (
-                question["intervention_id"],
-                question["version"],
-                _agent(question),
-                question["from"],
-                question["created_at"],
-                question["reason"],
-            )
-            for question in questions
-        )
-    title = f"Decided ({len(questions)})" if decided else f"Waiting for you ({len(questions)})"
-    console().print(table(title, columns, rows))
+            for row in interventions
+        ),
+    )
 
 
-def print_question(question: dict[str, Any]) -> None:
+def print_decided(interventions: list[dict[str, Any]]) -> None:
+    """One row for each decision."""
+    if not interventions:
+        print("Nothing was decided.")
+        return
+    _print_rows(
+        f"Decided ({len(interventions)})",
+        ("Id", "Agent", "From", "Decision", "By", "At"),
+        (
+            (
+                row["intervention_id"],
+                _agent(row),
+                row["from"],
+                row["decision"]["action"],
+                row["decision"]["decided_by"],
+                row["decision"]["decided_at"],
+            )
+            for row in interventions
+        ),
+    )
+
+
+def print_intervention(whole: dict[str, Any]) -> None:
     """Everything that is known about one, then how to decide it."""
-    decision = question["decision"]
+    intervention_id, version, decision = (
+        whole[key] for key in ("intervention_id", "version", "decision")
+    )
     console().print(
         facts(
-            "Question to a person",
+            "Intervention",
             (
-                ("id", question["intervention_id"]),
-                ("version", question["version"]),
-                ("agent", _agent(question)),
-                ("asked by", question["from"]),
-                ("delivery", question["delivery_id"]),
-                ("state", question["state"]),
-                ("message", question["message_id"]),
-                ("thread", question["thread_id"]),
-                ("since", question["created_at"]),
-                ("attempt", question["attempt"]),
-                ("extensions", question["extension_count"]),
-                ("raised by", question["source"]),
-                ("agent knows", STOP_STATUS.get(question["stop_status"], question["stop_status"])),
+                ("id", intervention_id),
+                ("version", version),
+                ("agent", _agent(whole)),
+                ("asked by", whole["from"]),
+                ("delivery", whole["delivery_id"]),
+                ("state", whole["state"]),
+                ("message", whole["message_id"]),
+                ("thread", whole["thread_id"]),
+                ("since", whole["created_at"]),
+                ("attempt", whole["attempt"]),
+                ("extensions", whole["extension_count"]),
+                ("raised by", whole["source"]),
+                ("agent knows", STOP_STATUS.get(whole["stop_status"], whole["stop_status"])),
             ),
         )
     )
-    _print_text("Why", question["reason"])
-    for key, value in question["detail"].items():
+    _print_text("Why", whole["reason"])
+    for key, value in whole["detail"].items():
         _print_value(DETAIL_NAMES.get(key, key), value)
-    _print_text("The request", question["request"] or "(retained no more)")
+    _print_text("The request", whole["request"] or "(retained no more)")
     if decision is None:
-        print(
-            "\nDecide: agentbus-admin human decide "
-            f"{for_terminal(question['intervention_id'])} ACTION --if-version {question['version']}"
-        )
+        command = f"agentbus-admin human decide {for_terminal(intervention_id)} ACTION"
+        print(f"\nDecide: {command} --if-version {version}")
         return
     _print_text(
         "Decision", f"{decision['action']} by {decision['decided_by']}, {decision['decided_at']}"
@@ -119,8 +128,12 @@ def print_replies(replies: list[dict[str, Any]]) -> None:
         print()
 
 
-def _agent(question: dict[str, Any]) -> str:
-    return _named(question["to"], question["session"])
+def _print_rows(title: str, columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
+    console().print(table(title, columns, rows))
+
+
+def _agent(intervention: dict[str, Any]) -> str:
+    return _named(intervention["to"], intervention["session"])
 
 
 def _named(agent: str | None, session: str | None) -> str:
