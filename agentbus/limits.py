@@ -8,7 +8,7 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the adapter-daemon protocol; both sides must agree exactly."""
 
 FRAME_BYTES = 8 * MIB

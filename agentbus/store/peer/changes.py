@@ -174,11 +174,12 @@ PeerChange: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class DeliveryView:
-    """A delivery as its inbox needs it."""
+    """A delivery as its inbox needs it. `created_us`: where the times of its reply begin."""
 
     delivery_id: DeliveryId
     message_id: MessageId
     sequence: Sequence
+    created_us: int
     kind: PeerKind
     sender_agent: AgentId
     sender_session: SessionId
