@@ -98,8 +98,8 @@ def no_message(message_id: str) -> NotFoundError:
 
 def ambiguous_delivery(message_id: str, deliveries: int) -> ConflictError:
     return ConflictError(
-        f"message {message_id} has {deliveries} deliveries; give the delivery_id of the one that is "
-        "meant, as status lists them",
+        f"message {message_id} has {deliveries} deliveries; give the delivery_id of the one that "
+        "is meant, as status lists them",
         reason=AMBIGUOUS_DELIVERY,
         status=_CONFLICT,
     )

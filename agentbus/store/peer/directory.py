@@ -101,13 +101,13 @@ class DirectoryReader(Reader):
     """See the module's text. Open one per thread."""
 
     def directory(self, attached: Iterable[SessionId]) -> list[AgentCard]:
-        """All agents by name, people left out, each with those of its sessions that are attached."""
+        """All agents by name, people left out, each with its sessions among those attached."""
         sessions: defaultdict[AgentId, list[SessionCard]] = defaultdict(list)
         with self._snapshot():
-            at_work = {(holder, state) for holder, state in self._all(_AT_WORK)}
+            at_work = set(self._all(_AT_WORK))
             for agent_id, session_id, *rest in self._all(_SESSIONS, among(attached)):
-                leased, paused = ((session_id, state) in at_work for state in ("leased", "paused"))
-                sessions[agent_id].append(SessionCard(session_id, *rest, leased, paused))
+                at = ((session_id, state) in at_work for state in ("leased", "paused"))
+                sessions[agent_id].append(SessionCard(session_id, *rest, *at))
             rows = self._all(_AGENTS, HUMAN_PREFIX)
         return [
             AgentCard(
@@ -142,6 +142,6 @@ class DirectoryReader(Reader):
         return tuple(AgentId(row[0]) for row in self._all(_IN_INBOXES))
 
 
-def among(values: Iterable[str]) -> str:
+def among(values: Iterable[str | int]) -> str:
     """As the parameter of `json_each`."""
     return encode(list(values)).decode()

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 from peewee import SQL, fn
 
-from agentbus.encoding import decode_trusted
 from agentbus.envelope import rfc3339
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.ids import AgentId, DeliveryId, MessageId, Sequence, SessionId
@@ -62,9 +61,7 @@ _REQUESTS = text(
     .limit(PLACE)
 )
 _NAMES = text(
-    Agent.select(Agent.id, Agent.name).where(
-        Agent.id.in_(SQL("(SELECT value FROM json_each(?))"))
-    )
+    Agent.select(Agent.id, Agent.name).where(Agent.id.in_(SQL("(SELECT value FROM json_each(?))")))
 )
 _FIND_AGENT = text(
     Agent.select(Agent.id)
@@ -145,9 +142,7 @@ _THREADS = text(
 )
 _OF_THREADS = text(
     Delivery.select(Delivery.thread, Delivery.sender_agent, Delivery.recipient_agent)
-    .where(
-        Delivery.thread.in_(SQL("(SELECT value FROM json_each(?))")) & _OWN
-    )
+    .where(Delivery.thread.in_(SQL("(SELECT value FROM json_each(?))")) & _OWN)
     .distinct()
 )
 
@@ -173,9 +168,7 @@ class RequestsPage:
 class PeerReader(DirectoryReader):
     """See the module's text. Open one per thread."""
 
-    def status(
-        self, agent_id: AgentId, message_id: str, attached: Attached
-    ) -> dict[str, Any]:
+    def status(self, agent_id: AgentId, message_id: str, attached: Attached) -> dict[str, Any]:
         """The message, as far as it is retained, and its deliveries; a recipient sees its own."""
         with self._snapshot():
             rows = self._visible_rows(agent_id, message_id)
@@ -206,7 +199,11 @@ class PeerReader(DirectoryReader):
                 }
                 for row in rows
             ),
-            tuple((row.id, row.reply_state) for row in rows if row.reply_state not in (None, "awaiting")),
+            tuple(
+                (row.id, row.reply_state)
+                for row in rows
+                if row.reply_state in ("overdue", "unanswered")
+            ),
         )
 
     def recent(self, agent_id: AgentId, query: PeerRecent) -> RecentPage:
@@ -395,7 +392,8 @@ class PeerReader(DirectoryReader):
         return AgentId(rows[0][0])
 
     def _names(self, rows: Iterable[DeliveryRow]) -> dict[AgentId, str]:
-        return self._names_of({one for row in rows for one in (row.sender_agent, row.recipient_agent)})
+        agents = {one for row in rows for one in (row.sender_agent, row.recipient_agent)}
+        return self._names_of(agents)
 
     def _names_of(self, agents: Iterable[AgentId]) -> dict[AgentId, str]:
         return dict(self._all(_NAMES, among(agents)))
