@@ -184,6 +184,7 @@ def view(row: DeliveryRow) -> DeliveryView:
         delivery_id=row.id,
         message_id=row.message_id,
         sequence=row.sequence,
+        created_us=row.created_at_us,
         kind=row.kind,
         sender_agent=row.sender_agent,
         sender_session=row.sender_session,

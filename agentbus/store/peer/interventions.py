@@ -13,9 +13,9 @@ from peewee import SQL
 from agentbus.encoding import encode
 from agentbus.envelope import rfc3339
 from agentbus.ids import DeliveryId, InterventionId, new_id
+from agentbus.protocol.people import Decision
 from agentbus.store.accounting import row_bytes
 from agentbus.store.peer.changes import (
-    Decision,
     DeliveryChanged,
     InterventionSource,
     StopStatus,
