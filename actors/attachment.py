@@ -169,7 +169,11 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def on_start(self) -> None:
         self._store = self._neighbours.open_store()
         self._searcher = Searcher(
-            self._neighbours.open_search, self._store, self._config.result_default_kib
+            self._neighbours.open_search,
+            self._store,
+            self._config.result_default_kib,
+            self._bound.agent_id,
+            self._profile.inbox,
         )
         self._streams = self._neighbours.open_streams()
         self._feeds = Feeds(self._bound.session_id, self._streams, self._store)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.base import Address
+from actors.human_desk_messages import HumanDeskMessage, PersonAsked
 from actors.messages import (
     STARTING,
     CallSeen,
@@ -48,6 +49,7 @@ from agentbus.protocol.jsonrpc import (
     encode_notification,
 )
 from agentbus.protocol.operations import OPERATIONS, Receive, parse_operation
+from agentbus.protocol.people import PERSONS_REQUESTS, parse_persons_request
 from agentbus.protocol.session import (
     Fields,
     Hello,
@@ -79,6 +81,7 @@ class Desks:
     reporter: Address[ReporterMessage]
     supervisor: Address[SupervisorMessage]
     waits: Address[WaitKeeperMessage]
+    people: Address[HumanDeskMessage]
 
 
 class FrontDoor:
@@ -141,6 +144,8 @@ class FrontDoor:
         elif method in _REPORTS:
             Fields(method, params, frozenset())
             self._desks.reporter.tell(ReportAsked(method, reply))  # type: ignore[arg-type]
+        elif method in PERSONS_REQUESTS:
+            self._desks.people.tell(PersonAsked(parse_persons_request(method, params), reply))
         elif method in ("stop", "reset"):
             Fields(method, params, frozenset())
             self._desks.supervisor.tell(StopAsked(reply, reset=method == "reset"))

@@ -13,7 +13,14 @@ from typing import TypeAlias
 from actors.base import Address, Reply
 from agentbus.identity import Attachment
 from agentbus.ids import AgentId, DeliveryId, LeaseToken, MessageId, SessionId
-from agentbus.store.peer.changes import Claimed, DeliveryChanged, DeliveryView
+from agentbus.store.peer.changes import (
+    AbandonLease,
+    Claimed,
+    CloseWindow,
+    DeliveryChanged,
+    DeliveryView,
+    MarkReplyLate,
+)
 
 # --- what an inbox tells ---
 
@@ -35,8 +42,9 @@ class RequestAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryArrived:
-    """Somebody of this agent has something new to claim (`session_id` None: any session)."""
+    """This can be claimed now, anew or again (`session_id` None: by any session of the agent)."""
 
+    delivery_id: DeliveryId
     agent_id: AgentId
     session_id: SessionId | None
 
@@ -120,10 +128,14 @@ class RequestUnwatched:
 
 @dataclass(frozen=True, slots=True)
 class InboxLoaded:
-    """What the ledger had open for this agent when the inbox began, or why it did not say."""
+    """What the ledger had for this agent; None: it did not say, the inbox asks again."""
 
-    deliveries: tuple[DeliveryView, ...]
-    error: BaseException | None = None
+    deliveries: tuple[DeliveryView, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDue:
+    """Ask the ledger again what there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +162,15 @@ class ReplyDue:
     delivery_id: DeliveryId
 
 
+Upkeep: TypeAlias = AbandonLease | CloseWindow | MarkReplyLate
+"""What an inbox has the ledger do when a time is up."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpkeepRefused:
     """The ledger could not take a change of the inbox's own now; it is tried again."""
 
-    delivery_id: DeliveryId
-    error: BaseException
+    change: Upkeep
 
 
 InboxMessage: TypeAlias = (
@@ -170,6 +185,7 @@ InboxMessage: TypeAlias = (
     | RequestUnwatched
     | DeliveryChanged
     | InboxLoaded
+    | LoadDue
     | LeaseDue
     | WindowDue
     | ReplyDue

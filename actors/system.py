@@ -27,6 +27,7 @@ from actors.base import (
 from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupOutlets, CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
+from actors.human_desk import HumanDeskActor, person_of_this_process
 from actors.inspections import InspectionDesk, InspectionStatistics
 from actors.messages import CheckRedis, Detached, ReadinessChanged
 from actors.notices import notice_frame
@@ -56,6 +57,7 @@ from agentbus.rules.query import SearchEngine
 from agentbus.store.connection import CommitUncertain, DatabaseUnusable
 from agentbus.store.fts import TextSearch
 from agentbus.store.ledger import LedgerStore
+from agentbus.store.peer.people import PeopleReader
 from agentbus.store.reader import Reader
 from agentbus.store.reset import reset_database
 from agentbus.transport.listener import Listener
@@ -194,7 +196,11 @@ class System:
             },
         )
         reporter = self._begin(ReporterActor(sources, timer, config, clock), self._threaded)
-        desks = Desks(registrar, reporter, self._supervisor, waits)
+        human_desk = HumanDeskActor(
+            lambda: PeopleReader(database_path(config)), ledger, config, person_of_this_process()
+        )
+        people = self._begin(human_desk, self._threaded)
+        desks = Desks(registrar, reporter, self._supervisor, waits, people)
         door = FrontDoor(desks, self._routes, config, bus_id, clock)
         listening = bind_socket(self._paths, self._lock, os.getuid())
         listener = self._listener = Listener(

@@ -8,7 +8,7 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the adapter-daemon protocol; both sides must agree exactly."""
 
 FRAME_BYTES = 8 * MIB
@@ -118,6 +118,7 @@ PEER_ACTION_CHARACTERS = 4000
 """Of a proposed action and of a person's instructions."""
 
 PEER_DESCRIPTION_CHARACTERS = 1000
+PEER_CAPABILITIES = 50
 PEER_MISSING_ITEMS = 20
 PEER_PAGE_MAX = 100
 PEER_CURSOR_CHARACTERS = 1024

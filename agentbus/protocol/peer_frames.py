@@ -1,8 +1,8 @@
-"""The frames of peer messaging between adapter and daemon, and those of a person's commands.
+"""The frames of peer messaging between adapter and daemon.
 
 Requests of an attachment: `peer`. Its notifications: `cancel_peer`, `renew`, `peer_shown`.
-Notification to it: `peer_waiting`. Requests for people: `human_list`, `human_show`, `human_decide`,
-`human_send`, `human_replies`, `requests`. See docs/protocol.md for the shapes.
+Notification to it: `peer_waiting`. See docs/protocol.md for the shapes; what people ask is in
+people.py.
 """
 
 from __future__ import annotations

@@ -107,6 +107,7 @@ class BindSession:
     `names_in_use`: display names of all live attachments; the new name is none of them.
     `parent`: the session that a child belongs to; `role` its task word.
     `preferred_name`: kept if free and the session has none of its own (`/clear` in one process).
+    `capabilities`: what its agent can do from now on, sorted; None leaves that as it was.
     """
 
     agent: str
@@ -116,6 +117,7 @@ class BindSession:
     role: str | None = None
     repository: str | None = None
     preferred_name: str | None = None
+    capabilities: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from agentbus.config import load_config
 from agentbus.encoding import decode_strict
 from agentbus.protocol import session
 from agentbus.protocol.operations import OPERATIONS
+from agentbus.protocol.people import PERSONS_REQUESTS
 from tests.architecture.tree import ROOT
 from tests.docs.documents import BLOCK, DOCUMENTS, blocks
 from tests.docs.pages import DOCS, PAGES
@@ -88,6 +89,7 @@ def test_operations_page_lists_every_fault_that_the_doctor_knows_with_its_advice
 def test_protocol_page_names_every_request_and_notification_of_a_client() -> None:
     parsers = {name.removeprefix("parse_") for name in vars(session) if name.startswith("parse_")}
     handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
+    handled |= PERSONS_REQUESTS.keys()
     operations = set(OPERATIONS) - {"receive"}
     text = (DOCS / "protocol.md").read_text(encoding="utf-8")
     clients = text[text.index("## Requests of") : text.index("## Notifications of the daemon")]

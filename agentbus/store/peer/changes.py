@@ -20,6 +20,7 @@ from agentbus.ids import (
     SessionId,
 )
 from agentbus.protocol.peer import PeerWriting
+from agentbus.protocol.people import Decision
 from agentbus.store.mutation import Mutation
 
 DeliveryState = Literal[
@@ -39,8 +40,6 @@ StopStatus = Literal[
 ]
 """Does the holder of paused work know? It was asked; a call of it was answered so; it has gone on
 to wait for other work; its lease lapsed without a word."""
-
-Decision = Literal["approve", "reject", "redirect", "nudge", "reassign", "cancel"]
 
 
 # --- changes ------------------------------------------------------------------------------------
@@ -162,11 +161,12 @@ PeerChange: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class DeliveryView:
-    """A delivery as its inbox needs it."""
+    """A delivery as its inbox needs it. `created_us`: where the times of its reply begin."""
 
     delivery_id: DeliveryId
     message_id: MessageId
     sequence: Sequence
+    created_us: int
     kind: PeerKind
     sender_agent: AgentId
     sender_session: SessionId
