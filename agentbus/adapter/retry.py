@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+
 from agentbus.adapter.link import Link
 from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.limits import ADAPTER_RETRY_SECONDS

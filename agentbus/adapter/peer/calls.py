@@ -157,22 +157,18 @@ class PeerCall:
         limit_s = min(operation.timeout, self._wait_limit_s)
         body = await self._timed(operation, limit_s)
         lease = _taken_lease(body)
-        delivery = body["delivery"]
         if lease is None:
             if self._leases.held is not None:
                 self._leases.ended(self._leases.held.delivery_id)
         else:
             self._leases.hold(lease)
-            self._keep_instructions(delivery)
         body["waited_seconds"] = round(self._now() - started_s, 3)
         if limit_s < operation.timeout:
             body["timeout"] = limit_s
         fitted = fit_delivery(body, self._room())
         return PeerAnswer(fitted, partial(self._wait_settled, fitted, lease))
 
-    def _wait_settled(
-        self, body: dict[str, Any], lease: Lease | None, handed_off: bool
-    ) -> None:
+    def _wait_settled(self, body: dict[str, Any], lease: Lease | None, handed_off: bool) -> None:
         delivery = body["delivery"]
         if lease is not None:
             self._leases.settle(lease, handed_off=handed_off)
@@ -182,7 +178,7 @@ class PeerCall:
         notices = [(notice["delivery_id"], notice["reply_state"]) for notice in body["notices"]]
         self._state.shown(responses, notices)
         if delivery is not None:
-            self._leases.told(delivery.get("resume_context"))
+            self._leases.instructed(delivery.get("resume_context"))
 
     async def _collect(self, operation: PeerCollect) -> PeerAnswer:
         limit_s = min(operation.timeout, self._wait_limit_s)
@@ -266,7 +262,9 @@ class PeerCall:
                 try:
                     await retry.after(error)
                 except BusError as last:
-                    raise retry.outcome(last, f"peer {operation.NAME}", _repeat(operation)) from None
+                    raise retry.outcome(
+                        last, f"peer {operation.NAME}", _repeat(operation)
+                    ) from None
 
     def _lease(self, operation: PeerWriting) -> Lease | None:
         """What proves that the operation may be done, where it is about held work."""
@@ -286,12 +284,11 @@ class PeerCall:
         known = None if lease is None else self._leases.of(lease.delivery_id)
         if lease is not None and (known is not None or _is_about(operation, lease)):
             self._leases.hold(lease)
-            self._keep_instructions(body["delivery"])
         if lease is None or not _is_about(operation, lease):
             delivery_id = str((error.detail or {}).get("delivery_id"))
             self._leases.ended(delivery_id)
             raise refusals.unavailable(delivery_id, "held by another session or by none")
-        context = self._leases.untold(lease.delivery_id)
+        context = self._leases.unseen_instructions(body["delivery"])
         if context is None:
             return None
         resumed: ConflictError = refusals.resumed(lease.delivery_id, context)
@@ -300,15 +297,7 @@ class PeerCall:
     def _resumed_settled(self, lease: Lease, context: dict[str, Any], handed_off: bool) -> None:
         self._leases.settle(lease, handed_off=handed_off)
         if handed_off:
-            self._leases.told(context)
-
-    def _keep_instructions(self, delivery: dict[str, Any]) -> None:
-        """The daemon says them once; they stay with the delivery until the model has seen them."""
-        delivery_id = delivery["delivery_id"]
-        if delivery.get("resume_context") is not None:
-            self._leases.instructed(delivery_id, delivery["resume_context"])
-        elif (untold := self._leases.untold(delivery_id)) is not None:
-            delivery["resume_context"] = untold
+            self._leases.instructed(context)
 
     # --- what was shown ---------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The delivery that one conversation holds, and the proof of it.
 
-Owns the token of the lease, the renewals, and instructions of a person that the model has not seen.
+Owns the token of the lease, the renewals, and which instructions of a person the model has seen.
 A token never leaves this process but to the daemon: the model names its work by `delivery_id`.
 Never decides whether a lease holds, which the ledger does; a token that is out of date is refused
 there. Used in the thread of the event loop only.
@@ -44,7 +44,7 @@ class Leases:
         self._notify = notify
         self._timer: asyncio.TimerHandle | None = None
         self._shown: str | None = None  # the delivery that the model knows it holds
-        self._untold: tuple[str, dict[str, Any]] | None = None
+        self._instructed_by: str | None = None  # the intervention that the model was shown last
         self.held: Lease | None = None
 
     def hold(self, lease: Lease) -> None:
@@ -79,7 +79,7 @@ class Leases:
     def forget(self) -> None:
         """The conversation or its bus is gone."""
         self._release()
-        self._untold = None
+        self._instructed_by = None
 
     def renew(self) -> None:
         """Tell the daemon that the holder is alive."""
@@ -88,19 +88,18 @@ class Leases:
 
     # --- instructions of a person -----------------------------------------------------------------
 
-    def instructed(self, delivery_id: str, context: dict[str, Any]) -> None:
-        """The daemon says this once; it is kept until a result with it was handed off."""
-        self._untold = delivery_id, context
+    def unseen_instructions(self, delivery: dict[str, Any]) -> dict[str, Any] | None:
+        """What a person says to it that the model does not know. The daemon repeats instructions
+        with each claim until the first operation that follows them."""
+        context: dict[str, Any] | None = delivery.get("resume_context")
+        if context is None or context["intervention_id"] == self._instructed_by:
+            return None
+        return context
 
-    def untold(self, delivery_id: str) -> dict[str, Any] | None:
-        """What the model does not know yet about this delivery."""
-        of, context = self._untold or (None, None)
-        return context if of == delivery_id else None
-
-    def told(self, context: dict[str, Any] | None) -> None:
-        """A result with it was handed off."""
-        if self._untold is not None and self._untold[1] is context:
-            self._untold = None
+    def instructed(self, context: dict[str, Any] | None) -> None:
+        """A result with these was handed off."""
+        if context is not None:
+            self._instructed_by = context["intervention_id"]
 
     # --- inside -----------------------------------------------------------------------------------
 
