@@ -44,6 +44,7 @@ def stale_lease(delivery_id: str) -> ConflictError:
         reason=STALE_LEASE,
         state="lapsed",
         status=_CONFLICT,
+        detail={"delivery_id": delivery_id},
     )
 
 
