@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from agentbus.errors import ConflictError, ForbiddenError, NotFoundError
-from agentbus.limits import CONSULTATION_SECONDS, PEER_CONFIDENCE
+from agentbus.limits import CONSULTATION_SECONDS, HUMAN_PREFIX, PEER_CONFIDENCE
 
 KEY_REUSED = "COLLABORATION_IDEMPOTENCY_KEY_REUSED"
 STALE_LEASE = "STALE_LEASE"
@@ -44,6 +44,7 @@ def stale_lease(delivery_id: str) -> ConflictError:
         reason=STALE_LEASE,
         state="lapsed",
         status=_CONFLICT,
+        detail={"delivery_id": delivery_id},
     )
 
 
@@ -138,6 +139,20 @@ def not_allowed(agent: str) -> ForbiddenError:
     return ForbiddenError(
         f"peer_allow does not let this user's agents write to {agent!r}; add it there and restart "
         "the bus, or choose another peer",
+        reason=PEER_NOT_ALLOWED,
+        status=_FORBIDDEN,
+    )
+
+
+def is_person(agent: str) -> bool:
+    """Whether an agent's name is that of a person, which only the daemon gives."""
+    return agent.startswith(HUMAN_PREFIX)
+
+
+def not_to_people(agent: str) -> ForbiddenError:
+    return ForbiddenError(
+        f"{agent!r} is a person: answer a message of theirs with reply, and ask a person about "
+        "work that you hold with human; nothing else is sent to people",
         reason=PEER_NOT_ALLOWED,
         status=_FORBIDDEN,
     )
