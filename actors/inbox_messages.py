@@ -83,9 +83,9 @@ class AskDue:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSettled:
-    """The ledger's answer to a claim for this session."""
+    """The ledger's answer to the claim that was made for this wait."""
 
-    session_id: SessionId
+    attachment: Attachment
     number: int
     claimed: Claimed | None
     error: BaseException | None
