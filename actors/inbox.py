@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 from actors.base import Address, Crashed, Reply
 from actors.claim_queue import ClaimQueue
@@ -40,7 +40,7 @@ from actors.inbox_messages import (
 )
 from actors.messages import LedgerMessage, Submit
 from actors.pool import Dispatcher, PooledActor
-from actors.replies import TellReply
+from actors.replies import TellReply, WhenRefused
 from actors.timer import Timer, TimerHandle
 from agentbus.clock import Clock
 from agentbus.errors import BusError, StaleAttachmentError, UnavailableError
@@ -175,7 +175,7 @@ class InboxActor(PooledActor[InboxMessage]):
                 for delivery_id, token in leases:
                     change = self._clocks.renew(delivery_id, token)
                     if change is not None:  # refused: the next renewal brings it again
-                        self._neighbours.ledger.tell(Submit(change, _WhenRefused(lambda: None)))
+                        self._neighbours.ledger.tell(Submit(change, WhenRefused(lambda error: None)))
             case LeaseDue() | WindowDue() | ReplyDue():
                 upkeep = self._clocks.passed(message)
                 if upkeep is not None:
@@ -244,7 +244,7 @@ class InboxActor(PooledActor[InboxMessage]):
 
     def _keep_up(self, change: Upkeep) -> None:
         address = self.address
-        reply = _WhenRefused(lambda: address.tell(UpkeepRefused(change)))
+        reply = WhenRefused(lambda error: address.tell(UpkeepRefused(change)))
         self._neighbours.ledger.tell(Submit(change, reply))
 
     # --- waits ---
@@ -341,21 +341,6 @@ class InboxActor(PooledActor[InboxMessage]):
             if count != session.told:
                 session.told = count
                 session.watcher.tell(PeerWaiting(session_id, count))
-
-
-class _WhenRefused:
-    """The reply to a change whose success is told by its fact."""
-
-    __slots__ = ("_refused",)
-
-    def __init__(self, refused: Callable[[], None]) -> None:
-        self._refused = refused
-
-    def set(self, value: Any) -> None:
-        return None
-
-    def set_exception(self, error: BaseException) -> None:
-        self._refused()
 
 
 class InboxDirectory:

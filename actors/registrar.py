@@ -275,6 +275,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             parent=parent,
             role=attach.role,
             repository=attach.repository,
+            capabilities=tuple(sorted({*self._config.capabilities, *attach.capabilities})),
         )
 
     def _bind_reply(self) -> TellReply[RegistrarMessage]:
@@ -309,20 +310,19 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             self._config,
             self._clock,
         )
-        route = Route(attachment, register.link, actor.address, self._clock.monotonic_s())
-        self._live[_key(attach)] = Live(
-            _key(attach),
-            LiveSession(
-                attachment=attachment,
-                sender=profile.sender,
-                conversation=bound.identity.conversation,
-                identity_source=attach.identity_source,
-                attached_at_us=self._clock.wall_us(),
-                adapter_pid=register.hello.pid,
-            ),
-            route,
-            register.hello.pid,
+        session = LiveSession(
+            attachment=attachment,
+            sender=profile.sender,
+            conversation=bound.identity.conversation,
+            identity_source=attach.identity_source,
+            attached_at_us=self._clock.wall_us(),
+            adapter_pid=register.hello.pid,
+            presence=attach.presence,
         )
+        now_s = self._clock.monotonic_s()
+        route = Route(attachment, register.link, actor.address, session, now_s)
+        key = _key(attach)
+        self._live[key] = Live(key, session, route, register.hello.pid)
         self._routes.bind(route)
         conversation, harness_pid = bound.identity.conversation, register.hello.harness_pid
         self._waits.tell(AttachmentOpened(bound.session_id, conversation, harness_pid))
