@@ -1,4 +1,4 @@
-"""The desk of the person who owns the bus: questions to decide, requests to send, answers to read.
+"""The desk of the person who owns the bus: what to decide, requests to send, answers to read.
 
 Owns the session that a person speaks from, what waits to be written for it, and a reader of its
 own, on its own thread. Never decides anything: a decision, like every other change, is the
@@ -128,10 +128,12 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
         request, reply_to = asked.request, asked.reply_to
         match request:
             case HumanList(decided, limit):
-                read = self._store.decided_questions if decided else self._store.open_questions
+                read = (
+                    self._store.decided_interventions if decided else self._store.open_interventions
+                )
                 reply_to.set({"interventions": read(limit)})
             case HumanShow(either_id):
-                reply_to.set(self._question(either_id))
+                reply_to.set(self._intervention(either_id))
             case HumanDecide():
                 self._decide(request, reply_to)
             case HumanSend():
@@ -143,14 +145,14 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
             case _:
                 assert_never(request)
 
-    def _question(self, either_id: str) -> dict[str, Any]:
-        question = self._store.question(either_id)
-        if question is None:
+    def _intervention(self, either_id: str) -> dict[str, Any]:
+        intervention = self._store.intervention(either_id)
+        if intervention is None:
             raise NotFoundError(
-                f"there is no question to a person, and no delivery with one, of id {either_id!r}; "
+                f"there is no intervention, and no delivery with one, of id {either_id!r}; "
                 "agentbus-admin human list shows what there is"
             )
-        return question
+        return intervention
 
     def _decide(self, request: HumanDecide, reply_to: Reply) -> None:
         decision = Decide(

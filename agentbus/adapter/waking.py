@@ -29,7 +29,10 @@ from agentbus.processes import executable
 
 _log = logging.getLogger(__name__)
 
-WAKE_TEXT = "Messages wait for you on Agentbus; call its tool receive."
+WAKE_TEXT = (
+    "Something waits for you on Agentbus: call its tool receive for messages, or peer with op wait "
+    "for direct work."
+)
 COMMAND_S = 20.0
 """Its harness answers within a second or so."""
 

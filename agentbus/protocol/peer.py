@@ -367,7 +367,7 @@ def parse_peer(op: Any, args: Any) -> PeerOperation:
         args = {}
     if not isinstance(args, dict):
         raise ValidationError(f"peer {op}: args must be an object")
-    nullable: frozenset[str] = getattr(operation, "NULLABLE", frozenset())
+    nullable = _nullable(operation)
     values: dict[str, Any] = {}
     for key, value in args.items():
         check = operation.FIELDS.get(key)
@@ -382,7 +382,23 @@ def parse_peer(op: Any, args: Any) -> PeerOperation:
             values[key] = check(value)
         except ValidationError as error:
             raise ValidationError(f"peer {op}: {key} {error.message}") from None
-    for field in fields(operation):
-        if field.default is MISSING and field.name not in values:
-            raise ValidationError(f"peer {op}: the argument {field.name} is required")
+    for key in required_arguments(operation):
+        if key not in values:
+            raise ValidationError(f"peer {op}: the argument {key} is required")
     return operation(**values)
+
+
+def required_arguments(operation: type[PeerOperation]) -> tuple[str, ...]:
+    """Names of the arguments without a default."""
+    return tuple(field.name for field in fields(operation) if field.default is MISSING)
+
+
+def arguments_of(operation: PeerOperation) -> dict[str, Any]:
+    """The arguments that make this operation again, for a frame; what is unset is left out."""
+    nullable = _nullable(type(operation))
+    values = {key: getattr(operation, key) for key in operation.FIELDS}
+    return {key: value for key, value in values.items() if value is not None or key in nullable}
+
+
+def _nullable(operation: type[PeerOperation]) -> frozenset[str]:
+    return operation.NULLABLE if issubclass(operation, PeerDescribe) else frozenset()

@@ -33,7 +33,7 @@ UNANSWERED_STATES = ("awaiting", "overdue", "unanswered")
 """What `requests` shows when no state is asked for."""
 
 Decision = Literal["approve", "reject", "redirect", "nudge", "reassign", "cancel"]
-ReplyState = Literal["awaiting", "overdue", "unanswered", "replied", "cancelled"]
+RequestState = Literal["awaiting", "overdue", "unanswered", "replied", "cancelled"]
 
 _ID = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1)
 _RECIPIENT = Text(max_characters=PEER_RECIPIENT_CHARACTERS, min_characters=1)
@@ -53,7 +53,7 @@ class HumanList:
 
 @dataclass(frozen=True, slots=True)
 class HumanShow:
-    """One question in full. `id`: its own, or that of its delivery."""
+    """One intervention in full. `id`: its own, or that of its delivery."""
 
     id: str
 
@@ -63,7 +63,7 @@ class HumanShow:
 
 @dataclass(frozen=True, slots=True)
 class HumanDecide:
-    """Decide about a question as it was in `version`; one that has changed since is not decided."""
+    """Decide an intervention as it was in `version`; one that has changed since is not decided."""
 
     intervention_id: str
     version: int
@@ -142,7 +142,7 @@ class HumanReplies:
 class Requests:
     """Requests of all agents, the newest first: those that are not answered, or of one state."""
 
-    state: ReplyState | None = None
+    state: RequestState | None = None
     agent: str | None = None
     limit: int = PEER_PAGE_MAX
 

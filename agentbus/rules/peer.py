@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentbus.errors import ConflictError, ForbiddenError, NotFoundError
-from agentbus.limits import PEER_CONFIDENCE
+from agentbus.limits import CONSULTATION_SECONDS, PEER_CONFIDENCE
 
 KEY_REUSED = "COLLABORATION_IDEMPOTENCY_KEY_REUSED"
 STALE_LEASE = "STALE_LEASE"
@@ -44,6 +44,7 @@ def stale_lease(delivery_id: str) -> ConflictError:
         reason=STALE_LEASE,
         state="lapsed",
         status=_CONFLICT,
+        detail={"delivery_id": delivery_id},
     )
 
 
@@ -154,3 +155,16 @@ def why_a_person(
     if request_human:
         reasons.append("the agent asks for a person")
     return "; ".join(reasons) or None
+
+
+def consultation_left_us(started_at_us: int, deadline_us: int | None, now_us: int) -> int:
+    """Microseconds in which others may still be asked; none left: 0.
+
+    `deadline_us`: of the work that is done meanwhile, which the time never outlasts. A clock that
+    was set back gives no more than there was at the start.
+    """
+    whole_us = CONSULTATION_SECONDS * 1_000_000
+    left_us = min(whole_us, started_at_us + whole_us - now_us)
+    if deadline_us is not None:
+        left_us = min(left_us, deadline_us - now_us)
+    return max(0, left_us)

@@ -14,9 +14,9 @@ from agentbus.envelope import PeerKind
 from agentbus.errors import ValidationError
 from agentbus.limits import INBOX_PREFIX, PEER_CAPABILITIES, PEER_ID_CHARACTERS
 from agentbus.protocol.fields import Check, Choice, Flag, Integer, Name, Text, Texts, describe
+from agentbus.protocol.people import Decision
 from agentbus.rules.receipts import FINGERPRINT_BYTES
 from agentbus.store.peer.changes import (
-    Decision,
     DeliveryState,
     InterventionSource,
     ReplyCause,

@@ -1,4 +1,4 @@
-"""What people read about directed work: open questions, answers to them, requests of all agents.
+"""What people read about directed work: interventions, answers to them, requests of all agents.
 
 Owns these queries. Rows become what the commands show, times as text; nothing is kept. The rules of
 `Reader` hold: one thread, short transactions. Whoever asks here is the user who owns the bus, so
@@ -14,7 +14,7 @@ from peewee import JOIN, SQL, fn
 from agentbus.encoding import decode_trusted, encode
 from agentbus.envelope import rfc3339
 from agentbus.limits import RESULT_BYTES
-from agentbus.protocol.people import UNANSWERED_STATES, ReplyState
+from agentbus.protocol.people import UNANSWERED_STATES, RequestState
 from agentbus.store.reader import Reader
 from agentbus.store.schema import (
     PLACE,
@@ -36,7 +36,7 @@ _SENDER: Any = Agent.alias("sender")
 _RECIPIENT: Any = Agent.alias("recipient")
 _HOLDER: Any = Session.alias("holder")
 
-_QUESTION_COLUMNS = (
+_COLUMNS = (
     Intervention.id,
     Intervention.version,
     Intervention.source,
@@ -61,8 +61,8 @@ _QUESTION_COLUMNS = (
     _HOLDER.display_name,
     Message.envelope,
 )
-_QUESTIONS = (
-    Intervention.select(*_QUESTION_COLUMNS)
+_INTERVENTIONS = (
+    Intervention.select(*_COLUMNS)
     .join(Delivery, on=(Delivery.id == Intervention.delivery))
     .join(_SENDER, JOIN.LEFT_OUTER, on=(_SENDER.id == Delivery.sender_agent))
     .join(_RECIPIENT, JOIN.LEFT_OUTER, on=(_RECIPIENT.id == Delivery.recipient_agent))
@@ -70,17 +70,17 @@ _QUESTIONS = (
     .join(Message, JOIN.LEFT_OUTER, on=(Message.message_id == Delivery.message_id))
 )
 _OPEN = text(
-    _QUESTIONS.where(Intervention.action.is_null() & (Delivery.state == SQL("'paused'")))
+    _INTERVENTIONS.where(Intervention.action.is_null() & (Delivery.state == SQL("'paused'")))
     .order_by(Intervention.created_at_us, Intervention.id)
     .limit(PLACE)
 )
 _DECIDED = text(
-    _QUESTIONS.where(Intervention.action.is_null(False))
+    _INTERVENTIONS.where(Intervention.action.is_null(False))
     .order_by(Intervention.decided_at_us.desc(), Intervention.id.desc())
     .limit(PLACE)
 )
-_QUESTION = text(
-    _QUESTIONS.where((Intervention.id == PLACE) | (Intervention.delivery == PLACE))
+_INTERVENTION = text(
+    _INTERVENTIONS.where((Intervention.id == PLACE) | (Intervention.delivery == PLACE))
     .order_by(Intervention.created_at_us.desc(), Intervention.id.desc())
     .limit(SQL("1"))
 )
@@ -131,18 +131,18 @@ _REQUESTS = text(
 class PeopleReader(Reader):
     """See the module's text. Open one per thread."""
 
-    def open_questions(self, limit: int) -> list[dict[str, Any]]:
+    def open_interventions(self, limit: int) -> list[dict[str, Any]]:
         """Interventions that nobody has decided, the oldest first."""
-        return [_question(row) for row in self._all(_OPEN, limit)]
+        return [_intervention(row) for row in self._all(_OPEN, limit)]
 
-    def decided_questions(self, limit: int) -> list[dict[str, Any]]:
+    def decided_interventions(self, limit: int) -> list[dict[str, Any]]:
         """Interventions with their decisions, the newest first."""
-        return [_question(row) for row in self._all(_DECIDED, limit)]
+        return [_intervention(row) for row in self._all(_DECIDED, limit)]
 
-    def question(self, either_id: str) -> dict[str, Any] | None:
+    def intervention(self, either_id: str) -> dict[str, Any] | None:
         """One intervention by its id, or the newest of the delivery of that id; with all texts."""
-        rows = self._all(_QUESTION, either_id, either_id)
-        return _whole_question(rows[0]) if rows else None
+        rows = self._all(_INTERVENTION, either_id, either_id)
+        return _whole(rows[0]) if rows else None
 
     def replies(self, person: str, limit: int) -> list[dict[str, Any]]:
         """What was sent to this person's agent, the newest first; `new` until it was shown.
@@ -159,7 +159,7 @@ class PeopleReader(Reader):
         return replies
 
     def requests(
-        self, state: ReplyState | None, agent: str | None, limit: int
+        self, state: RequestState | None, agent: str | None, limit: int
     ) -> list[dict[str, Any]]:
         """Tracked requests, one row for each recipient, the newest first."""
         states = UNANSWERED_STATES if state is None else (state,)
@@ -167,13 +167,13 @@ class PeopleReader(Reader):
         return [_request(row) for row in self._all(_REQUESTS, among, agent, agent, agent, limit)]
 
 
-def _question(row: Row) -> dict[str, Any]:
+def _intervention(row: Row) -> dict[str, Any]:
     """What a list shows."""
-    whole = _whole_question(row)
+    whole = _whole(row)
     return {key: value for key, value in whole.items() if key not in ("detail", "request")}
 
 
-def _whole_question(row: Row) -> dict[str, Any]:
+def _whole(row: Row) -> dict[str, Any]:
     (
         intervention_id, version, source, reason, detail, stop_status, created_at_us, action,
         instructions, decided_by, decided_at_us, told, delivery_id, message_id, kind, thread,
