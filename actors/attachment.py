@@ -105,7 +105,7 @@ from agentbus.store.changes import (
     SubscriptionOpened,
     mutation,
 )
-from agentbus.store.reader import Reader
+from agentbus.store.peer.reading import PeerReader
 
 READ_RETRY_S = 0.5
 """Pause before reading the projection again after trouble that turned out to be none."""
@@ -123,7 +123,7 @@ class Neighbours:
     presences: Presences
     timer: Timer
     open_streams: Callable[[], StreamReader]
-    open_store: Callable[[], Reader]
+    open_store: Callable[[], PeerReader]
     open_search: Callable[[], SearchEngine]
 
 
@@ -163,7 +163,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._mutations: Mutations
         self._peers: PeerDesk
         self._streams: StreamReader
-        self._store: Reader
+        self._store: PeerReader
         self._searcher: Searcher
         self._trouble = False  # a read of the projection failed; wait before the next
         self.stale_reports = 0
@@ -205,7 +205,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             ),
             self._config,
             self._clock,
-            lambda method, fields: self._link.send(self._frame(method, **fields)),
+            lambda method, members: self._link.send(self._frame(method, **members)),
         )
         self._peers.begin()
         for row in self._bound.subscriptions:
@@ -273,9 +273,9 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._mutations.refund(size_bytes)
             case MutationSettled():
                 self._mutations.settled()
-            case PeerAsked(request, reply_to):
+            case PeerAsked():
                 self._require_ready()
-                self._peers.serve(request, reply_to)
+                self._peers.take(message)
             case (
                 PeerCancelled()
                 | LeasesRenewed()
