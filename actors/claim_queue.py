@@ -37,20 +37,21 @@ class ClaimQueue:
             self.follow(view)
 
     def follow(self, view: DeliveryView) -> bool:
-        """A delivery as it is now; True if it can be claimed and could not be before."""
+        """A delivery as it is now; True if there may be more to claim than before."""
         if view.recipient_agent != self._agent_id:
             return False
         before = self._queued.pop(view.delivery_id, None)
         if before is not None:
             self._count(before, -1)
-        self._in_work.pop(view.delivery_id, None)
+        was_in_work = self._in_work.pop(view.delivery_id, None) is not None
         if view.state == "queued":
             self._queued[view.delivery_id] = view
             self._count(view, 1)
             return before is None
         if view.is_open:
             self._in_work[view.delivery_id] = view
-        return False
+            return False
+        return was_in_work and bool(self._queued)
 
     def can_claim(self, session_id: SessionId) -> bool:
         own = self._held_by(session_id)

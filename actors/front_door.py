@@ -51,7 +51,6 @@ from agentbus.protocol.jsonrpc import (
     encode_notification,
 )
 from agentbus.protocol.operations import OPERATIONS, Receive, parse_operation
-from agentbus.protocol.people import PERSONS_REQUESTS, parse_persons_request
 from agentbus.protocol.peer import PeerCollect, PeerWait
 from agentbus.protocol.peer_frames import (
     parse_cancel_peer,
@@ -59,6 +58,7 @@ from agentbus.protocol.peer_frames import (
     parse_peer_shown,
     parse_renew,
 )
+from agentbus.protocol.people import PERSONS_REQUESTS, parse_persons_request
 from agentbus.protocol.session import (
     Fields,
     Hello,

@@ -175,7 +175,9 @@ class InboxActor(PooledActor[InboxMessage]):
                 for delivery_id, token in leases:
                     change = self._clocks.renew(delivery_id, token)
                     if change is not None:  # refused: the next renewal brings it again
-                        self._neighbours.ledger.tell(Submit(change, WhenRefused(lambda error: None)))
+                        self._neighbours.ledger.tell(
+                            Submit(change, WhenRefused(lambda error: None))
+                        )
             case LeaseDue() | WindowDue() | ReplyDue():
                 upkeep = self._clocks.passed(message)
                 if upkeep is not None:
@@ -224,9 +226,8 @@ class InboxActor(PooledActor[InboxMessage]):
         arrived = self._queue.follow(view)
         self._clocks.follow(view, from_disk=not self._loaded)
         if arrived:
-            self._neighbours.waits.tell(
-                DeliveryArrived(view.delivery_id, self._agent_id, view.recipient_session)
-            )
+            session_id = view.recipient_session if view.state == "queued" else None
+            self._neighbours.waits.tell(DeliveryArrived(self._agent_id, session_id))
         if view.sender_agent == self._agent_id:
             if view.reply_state in _LATE:
                 self._late_version = self._version

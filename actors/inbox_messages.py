@@ -42,9 +42,8 @@ class RequestAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryArrived:
-    """This can be claimed now, anew or again (`session_id` None: by any session of the agent)."""
+    """There may be something new to claim, for this session or (None) any of the agent."""
 
-    delivery_id: DeliveryId
     agent_id: AgentId
     session_id: SessionId | None
 

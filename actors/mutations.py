@@ -57,7 +57,7 @@ class Mutations:
         reply_to: Reply,
         make: Callable[..., Change],
     ) -> None:
-        """Hand on the change that `make` gives of the fields of every `Mutation`; the ledger answers.
+        """Hand on what `make` makes of the fields of every `Mutation`; the ledger answers.
 
         Raises ValidationError and TooLargeError.
         """

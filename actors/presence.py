@@ -17,7 +17,7 @@ from agentbus.limits import NOT_LISTENING_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A live session that others may see. `listens`: it called lately, or something waits for it."""
+    """A live session that others may see. `listens`: it called lately, or would be woken."""
 
     session: LiveSession
     listens: bool

@@ -89,9 +89,7 @@ def parse_peer_shown(params: Any) -> PeerShown:
     read = Fields("peer_shown", params, frozenset({"attachment", "responses", "notices"}))
     responses = read.optional_names("responses") or ()
     notices = [(DeliveryId(a), _late(b)) for a, b in _pairs("peer_shown", "notices", params)]
-    return PeerShown(
-        read.attachment(), tuple(MessageId(one) for one in responses), tuple(notices)
-    )
+    return PeerShown(read.attachment(), tuple(MessageId(one) for one in responses), tuple(notices))
 
 
 def _late(state: str) -> LateState:

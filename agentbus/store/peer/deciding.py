@@ -120,16 +120,22 @@ def _new_recipient(work: Work, change: Decide, row: DeliveryRow) -> Recipient | 
             raise ValidationError(f"human decide: to goes with reassign, not with {change.action}")
         return None
     if change.to is None:
-        raise ValidationError("human decide: reassign needs to, the agent or session to do the work")
+        raise ValidationError(
+            "human decide: reassign needs to, the agent or session to do the work"
+        )
     recipient = find_recipient(work, change.to)
     if recipient is None:
-        raise NotFoundError(f"there is no agent or session {change.to!r}; agentbus status lists them")
+        raise NotFoundError(
+            f"there is no agent or session {change.to!r}; agentbus status lists them"
+        )
     if (recipient.agent_id, recipient.session_id) == (row.recipient_agent, row.recipient_session):
         raise ValidationError(
             f"human decide: {change.to!r} has this work already; approve lets it go on"
         )
     if recipient.session_id == row.sender_session:
-        raise ValidationError(f"human decide: {change.to!r} sent this work itself, and never gets it")
+        raise ValidationError(
+            f"human decide: {change.to!r} sent this work itself, and never gets it"
+        )
     return recipient
 
 
