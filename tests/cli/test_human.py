@@ -51,9 +51,9 @@ def shared_bus() -> Iterator[ThrowAwayBus]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def asker(shared_bus: ThrowAwayBus) -> Iterator[PeerSession]:
-    """An agent that asks others for work."""
+    """A session that asks others for work; a new one each time, as it may ask only so much."""
     with PeerSession(shared_bus.attach("Asker")) as session:
         yield session
 
