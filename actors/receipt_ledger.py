@@ -415,7 +415,10 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         if isinstance(outcome, Refused):
             submit.reply_to.set_exception(outcome.error)
             return
-        submit.reply_to.set(outcome.result)
+        if outcome.error is not None:
+            submit.reply_to.set_exception(outcome.error)
+        else:
+            submit.reply_to.set(outcome.result)
         changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
         if changed and origin is not None:
             origin.tell(SubscriptionsChanged(changed))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentbus.errors import ConflictError, ForbiddenError, NotFoundError
-from agentbus.limits import PEER_CONFIDENCE
+from agentbus.limits import CONSULTATION_SECONDS, HUMAN_PREFIX, PEER_CONFIDENCE
 
 KEY_REUSED = "COLLABORATION_IDEMPOTENCY_KEY_REUSED"
 STALE_LEASE = "STALE_LEASE"
@@ -135,6 +135,20 @@ def not_allowed(agent: str) -> ForbiddenError:
     )
 
 
+def is_person(agent: str) -> bool:
+    """Whether an agent's name is that of a person, which only the daemon gives."""
+    return agent.startswith(HUMAN_PREFIX)
+
+
+def not_to_people(agent: str) -> ForbiddenError:
+    return ForbiddenError(
+        f"{agent!r} is a person: answer a message of theirs with reply, and ask a person about "
+        "work that you hold with human; nothing else is sent to people",
+        reason=PEER_NOT_ALLOWED,
+        status=_FORBIDDEN,
+    )
+
+
 def why_a_person(
     action_type: str,
     confidence: float,
@@ -155,3 +169,16 @@ def why_a_person(
     if request_human:
         reasons.append("the agent asks for a person")
     return "; ".join(reasons) or None
+
+
+def consultation_left_us(started_at_us: int, deadline_us: int | None, now_us: int) -> int:
+    """Microseconds in which others may still be asked; none left: 0.
+
+    `deadline_us`: of the work that is done meanwhile, which the time never outlasts. A clock that
+    was set back gives no more than there was at the start.
+    """
+    whole_us = CONSULTATION_SECONDS * 1_000_000
+    left_us = min(whole_us, started_at_us + whole_us - now_us)
+    if deadline_us is not None:
+        left_us = min(left_us, deadline_us - now_us)
+    return max(0, left_us)

@@ -268,11 +268,15 @@ class Done:
     """Committed. `result` is the answer to the caller (JSON data or one of the records below).
 
     `charged` is False for a replayed receipt: the caller's rate reservation is given back.
+    `error`: what the caller is answered in place of the result, when what it asked for was not done
+    and something else was: work that may go on no longer is paused, and its agent told so. Unlike a
+    refusal it has been written, and there is no receipt: the same call is judged anew.
     """
 
     result: Any
     facts: tuple[Fact, ...] = ()
     charged: bool = True
+    error: BusError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,16 @@ from agentbus.store.integrity import check_pages
 from agentbus.store.memories import remove_memory, revise_memory
 from agentbus.store.mutation import Mutation
 from agentbus.store.opening import close_bus, open_bus
+from agentbus.store.peer.changes import (
+    AbandonLease,
+    ClaimDelivery,
+    CloseWindow,
+    ExtendLease,
+    PeerMutation,
+)
+from agentbus.store.peer.claiming import claim_delivery
+from agentbus.store.peer.leases import abandon_lease, close_window, extend_lease
+from agentbus.store.peer.mutating import change_peer
 from agentbus.store.pruning import prune_slice
 from agentbus.store.receipts import admit, look_up
 from agentbus.store.sending import send_message
@@ -88,6 +98,11 @@ _HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
     MoveCursors: move_cursors,
     BindSession: bind_session,
     PruneSlice: prune_slice,
+    PeerMutation: change_peer,
+    ClaimDelivery: claim_delivery,
+    ExtendLease: extend_lease,
+    AbandonLease: abandon_lease,
+    CloseWindow: close_window,
 }
 
 

@@ -107,6 +107,12 @@ def _to_4(connection: sqlite3.Connection) -> None:
         'CREATE INDEX "deliveries_message_id" ON "deliveries" ("message_id")',
         'CREATE INDEX "delivery_open" ON "deliveries" ("recipient_agent", "sequence") '
         "WHERE \"state\" IN ('queued', 'leased', 'paused')",
+        'CREATE INDEX "delivery_claimed" ON "deliveries" ("recipient_agent") '
+        "WHERE \"state\" IN ('leased', 'paused')",
+        'CREATE INDEX "delivery_held" ON "deliveries" ("holder") '
+        "WHERE \"holder\" IS NOT NULL AND \"state\" IN ('queued', 'leased', 'paused')",
+        'CREATE INDEX "delivery_late" ON "deliveries" ("sender_agent", "sequence") '
+        "WHERE \"reply_state\" IN ('overdue', 'unanswered')",
         'CREATE INDEX "deliveries_recipient_agent_sequence" '
         'ON "deliveries" ("recipient_agent", "sequence")',
         'CREATE INDEX "deliveries_sender_agent_sequence" '

@@ -241,6 +241,19 @@ IS_OPEN = SQL("\"state\" IN ('queued', 'leased', 'paused')")
 Delivery.add_index(
     Delivery.index(Delivery.recipient_agent, Delivery.sequence, name="delivery_open").where(IS_OPEN)
 )
+IS_CLAIMED = SQL("\"state\" IN ('leased', 'paused')")
+IS_HELD = SQL("\"holder\" IS NOT NULL AND \"state\" IN ('queued', 'leased', 'paused')")
+IS_LATE = SQL("\"reply_state\" IN ('overdue', 'unanswered')")
+"""Of the indexes of what keeps others from a claim, of what a session works on, and of what its
+sender has to be told about."""
+
+Delivery.add_index(
+    Delivery.index(Delivery.recipient_agent, name="delivery_claimed").where(IS_CLAIMED)
+)
+Delivery.add_index(Delivery.index(Delivery.holder, name="delivery_held").where(IS_HELD))
+Delivery.add_index(
+    Delivery.index(Delivery.sender_agent, Delivery.sequence, name="delivery_late").where(IS_LATE)
+)
 Delivery.add_index(Delivery.index(Delivery.recipient_agent, Delivery.sequence))
 Delivery.add_index(Delivery.index(Delivery.sender_agent, Delivery.sequence))
 Delivery.add_index(Delivery.index(Delivery.reply_to))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from agentbus.envelope import PeerKind
+from agentbus.errors import ConflictError
 from agentbus.identity import Attachment
 from agentbus.ids import (
     AgentId,
@@ -21,6 +22,7 @@ from agentbus.ids import (
 )
 from agentbus.protocol.peer import PeerWriting
 from agentbus.protocol.people import Decision
+from agentbus.rules.peer import key_reused
 from agentbus.store.mutation import Mutation
 
 DeliveryState = Literal[
@@ -58,9 +60,16 @@ class PeerMutation(Mutation):
     @property
     def receipt_key(self) -> tuple[str, str]:
         """Idempotency keys are the agent's: another session of it repeats them just as well."""
-        if getattr(self.operation, "idempotency_key", None) is None:
-            return (self.attachment.session_id, self.operation_id)
-        return (self.sender.agent_id, self.operation_id)
+        if self._has_key:
+            return (self.sender.agent_id, self.operation_id)
+        return (self.attachment.session_id, self.operation_id)
+
+    def key_reused(self) -> ConflictError:
+        return key_reused(self.operation_id) if self._has_key else Mutation.key_reused(self)
+
+    @property
+    def _has_key(self) -> bool:
+        return getattr(self.operation, "idempotency_key", None) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,11 @@ class ClaimDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ExtendLease:
-    """Remember on disk until when a lease holds. Stale: changes nothing."""
+    """Remember on disk until when a lease holds. Stale: changes nothing.
+
+    Its result, and that of the two after it, says whether it was not stale. This one alone makes no
+    fact: who asked for it knows, and for all others nothing is different.
+    """
 
     delivery_id: DeliveryId
     token: LeaseToken
