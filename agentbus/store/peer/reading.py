@@ -32,7 +32,7 @@ from agentbus.store.peer.directory import DirectoryReader, among
 from agentbus.store.peer.presenting import envelope_data
 from agentbus.store.reader import NO_END
 from agentbus.store.schema import (
-    IS_OPEN,
+    IS_HELD,
     PLACE,
     Agent,
     Consultation,
@@ -96,7 +96,7 @@ _INTERVENTION = text(
 )
 _HELD_DEADLINE = text(
     Delivery.select(Delivery.id, Delivery.deadline_us).where(
-        (Delivery.holder == PLACE) & IS_OPEN & (Delivery.state == SQL("'leased'"))
+        (Delivery.holder == PLACE) & IS_HELD & (Delivery.state == SQL("'leased'"))
     )
 )
 _CONSULTATION = text(
