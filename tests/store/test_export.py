@@ -24,10 +24,8 @@ from agentbus.store.connection import DatabaseUnusable
 from agentbus.store.export_kinds import KINDS
 from agentbus.store.exporting import export_bus
 from agentbus.store.importing import ImportRefused, import_bus
-from agentbus.store.peer.changes import Decide, MarkReplyLate, MarkShown
 from agentbus.store.reset import reset_database
 from tests.store.bus import Bus
-from tests.store.peers import Peer, deliveries, intervention, require_exact_accounting
 from tests.store.test_failures import PROJECT
 
 _IMPORT = """
@@ -100,30 +98,6 @@ def fill(bus: Bus) -> None:
     bus.done(MoveCursors(kim.attachment, {mine.subscription_id: newest}, {}))
 
 
-def fill_inboxes(bus: Bus) -> None:
-    """Direct messages in every state that a delivery can have, and all that belongs to them."""
-    ann, bob, cid = Peer(bus, "Ann", capabilities=("c", "ü")), Peer(bus, "Bob"), Peer(bus, "Cid")
-    bus.done(ann.change("describe", description="knows\n\tmuch"))
-    ann.ask("Bob", body="gone", capability="c")
-    bus.clock.advance(hours=bus.config.message_retention_hours)
-    bus.done(PruneSlice("messages_by_age", 500))
-    ann.ask("Bob", "Cid", body='"quoted" \u202e')
-    held = bob.claim()["delivery_id"]
-    bob.ask("Cid")
-    bob.do("checkpoint", held, action_type="destructive", missing_information=["why"])
-    moved = bus.done(
-        Decide(intervention(bus, held).id, 1, "reassign", "human:kim", "look twice", "Cid")
-    ).result["reassigned_to"]
-    bus.done(MarkReplyLate(moved, "overdue"))
-    bus.done(MarkShown(ann.speaker.attachment, (), ((moved, "overdue"),)))
-    cid.do("reply", cid.claim()["delivery_id"])
-    (response,) = (row for row in deliveries(bus) if row.kind == "response")
-    bus.done(MarkShown(ann.speaker.attachment, (response.message_id,)))
-    cid.do("human", cid.claim()["delivery_id"])
-    ann.send(bob.session_id)
-    bob.claim()
-
-
 def _deep(levels: int) -> Any:
     value: Any = None
     for _ in range(levels):
@@ -136,23 +110,6 @@ def full(tmp_path: Path) -> Bus:
     bus = Bus(tmp_path)
     fill(bus)
     return bus
-
-
-@pytest.fixture
-def inboxes(tmp_path: Path) -> Bus:
-    folder = tmp_path / "inboxes"
-    folder.mkdir()
-    bus = Bus(folder)
-    fill_inboxes(bus)
-    return bus
-
-
-@pytest.fixture(scope="module")
-def inboxes_exported(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    bus = Bus(tmp_path_factory.mktemp("inboxes"))
-    fill_inboxes(bus)
-    bus.close()
-    return exported(bus.path)
 
 
 @pytest.fixture
@@ -200,31 +157,6 @@ def test_an_imported_bus_goes_on_where_the_other_one_was(full: Bus, new: Path) -
     assert bus.reopen().logical_bytes == counted
     bus.close()
     full.close()
-
-
-def test_direct_messages_export_the_same_bytes_and_their_work_goes_on(
-    inboxes: Bus, new: Path
-) -> None:
-    export = exported(inboxes.path)
-    counts = imported(new, export).counts
-    assert content(exported(new)) == content(export)
-    for kind in ("deliveries", "interventions", "presented", "notices_shown", "consultations"):
-        assert counts[kind] > 0, kind
-    bus = Bus(new.parent)
-    bus.clock.set_wall(inboxes.clock.wall_us())
-    assert bus.store.logical_bytes == inboxes.store.logical_bytes
-    before = deliveries(inboxes)
-    assert deliveries(bus) == before
-    bob = Peer(bus, "Bob")
-    (held,) = (row for row in before if row.state == "leased")
-    bob.do("ack", held.id, token=held.token)
-    (paused,) = (row for row in before if row.state == "paused")
-    question = intervention(bus, paused.id)
-    bus.done(Decide(question.id, question.version, "approve", "human:kim"))
-    assert Peer(bus, "Cid").claim()["delivery_id"] == paused.id
-    require_exact_accounting(bus)
-    bus.close()
-    inboxes.close()
 
 
 def _memory_of(bus: Bus) -> str:
@@ -366,7 +298,7 @@ def test_a_changed_byte_is_refused(full: Bus, new: Path) -> None:
     assert "something follows" in refusal(new, export + b"\n")
 
 
-def _change(record_kind: str, at: int = -1, /, **changes: Any) -> Callable[[list[Any]], None]:
+def change_of(record_kind: str, at: int = -1, /, **changes: Any) -> Callable[[list[Any]], None]:
     """Change a record of a kind, the last one by default; `envelope__...` within its envelope."""
 
     def change(lines: list[Any]) -> None:
@@ -385,37 +317,37 @@ def _change(record_kind: str, at: int = -1, /, **changes: Any) -> Callable[[list
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (_change("agent", id=7), "agent: id must be text"),
-        (_change("agent", colour="red"), "agent: colour is no field"),
-        (_change("agent", name="a\nb"), "agent: name must not hold control characters"),
-        (_change("session", agent="nobody"), "agent is no agent of the export"),
-        (_change("session", parent="nobody"), "parent 'nobody' is no session"),
-        (_change("session", generation=10**6), "generation is above last_generation"),
-        (_change("session", display_name=None), "display_name must be text"),
-        (_change("session", seen_sequence=10**6), "seen_sequence is above last_sequence"),
-        (_change("channel", kind="other"), "channel: kind must be one of"),
-        (_change("channel", newest=10**6), "newest is above last_sequence"),
-        (_change("channel", created_at_us=-1), "created_at_us must be 0"),
-        (_change("channel", id=1), "repeats an earlier one"),
-        (_change("removed", from_sequence=99), "from_sequence is above to_sequence"),
-        (_change("removed", cause="whim"), "cause must be one of"),
-        (_change("subscription", confirmed=99), "confirmed is above handed_off"),
-        (_change("subscription", channel=77), "channel is no channel"),
-        (_change("subscription", handed_off=...), "handed_off is missing"),
-        (_change("message", position=True), "position must be a whole number"),
-        (_change("message", ended_sequence=None), "go together"),
-        (_change("message", session="nobody"), "session is no session"),
-        (_change("message", envelope__channel="nowhere"), "envelope.channel is no channel"),
-        (_change("message", envelope__sequence=2, position=2), "must be above the one before"),
-        (_change("message", envelope__content=7), "envelope.content must be text"),
-        (_change("message", envelope__content=...), "envelope.content is missing"),
-        (_change("message", envelope__sent_at="yesterday"), "another time than sent_at_us"),
-        (_change("message", envelope__sender={}), "envelope.sender.agent is missing"),
-        (_change("message", envelope__tags="a"), "envelope.tags must be"),
-        (_change("message", envelope__evil=1), "envelope.evil is no field"),
-        (_change("message", ended_sequence=10**6), "ended_sequence is above last_sequence"),
-        (_change("receipt", fingerprint="00"), "fingerprint must be 32 hexadecimal digits"),
-        (_change("receipt", result=[]), "result must be an object"),
+        (change_of("agent", id=7), "agent: id must be text"),
+        (change_of("agent", colour="red"), "agent: colour is no field"),
+        (change_of("agent", name="a\nb"), "agent: name must not hold control characters"),
+        (change_of("session", agent="nobody"), "agent is no agent of the export"),
+        (change_of("session", parent="nobody"), "parent 'nobody' is no session"),
+        (change_of("session", generation=10**6), "generation is above last_generation"),
+        (change_of("session", display_name=None), "display_name must be text"),
+        (change_of("session", seen_sequence=10**6), "seen_sequence is above last_sequence"),
+        (change_of("channel", kind="other"), "channel: kind must be one of"),
+        (change_of("channel", newest=10**6), "newest is above last_sequence"),
+        (change_of("channel", created_at_us=-1), "created_at_us must be 0"),
+        (change_of("channel", id=1), "repeats an earlier one"),
+        (change_of("removed", from_sequence=99), "from_sequence is above to_sequence"),
+        (change_of("removed", cause="whim"), "cause must be one of"),
+        (change_of("subscription", confirmed=99), "confirmed is above handed_off"),
+        (change_of("subscription", channel=77), "channel is no channel"),
+        (change_of("subscription", handed_off=...), "handed_off is missing"),
+        (change_of("message", position=True), "position must be a whole number"),
+        (change_of("message", ended_sequence=None), "go together"),
+        (change_of("message", session="nobody"), "session is no session"),
+        (change_of("message", envelope__channel="nowhere"), "envelope.channel is no channel"),
+        (change_of("message", envelope__sequence=2, position=2), "must be above the one before"),
+        (change_of("message", envelope__content=7), "envelope.content must be text"),
+        (change_of("message", envelope__content=...), "envelope.content is missing"),
+        (change_of("message", envelope__sent_at="yesterday"), "another time than sent_at_us"),
+        (change_of("message", envelope__sender={}), "envelope.sender.agent is missing"),
+        (change_of("message", envelope__tags="a"), "envelope.tags must be"),
+        (change_of("message", envelope__evil=1), "envelope.evil is no field"),
+        (change_of("message", ended_sequence=10**6), "ended_sequence is above last_sequence"),
+        (change_of("receipt", fingerprint="00"), "fingerprint must be 32 hexadecimal digits"),
+        (change_of("receipt", result=[]), "result must be an object"),
         (lambda lines: lines.insert(-1, {"agent": {}}), "the order is fixed"),
         (lambda lines: lines.insert(1, {"colour": {}}), "'colour' is no kind of record"),
         (lambda lines: lines.insert(1, {}), "exactly one member"),
@@ -441,7 +373,7 @@ def test_a_line_that_is_not_right_is_refused_by_number_and_field(
 
 def _purged_first(lines: list[Any]) -> None:
     lines.remove([line for line in lines if "message" in line][FIRST])
-    _change("channel", 1, created_sequence=8)(lines)
+    change_of("channel", 1, created_sequence=8)(lines)
 
 
 MESSAGE, FIRST, SECOND = 1, 2, 3
@@ -451,20 +383,20 @@ MESSAGE, FIRST, SECOND = 1, 2, 3
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (_change("removed", to_sequence=6), "to_sequence is above removed_through"),
-        (_change("channel", 0, removed_through=6), "no record of all that was removed"),
-        (_change("channel", 2, removed_through=6), "was removed from its channel"),
-        (_change("channel", 0, created_sequence=3), "from before its channel"),
-        (_change("channel", 0, newest=6), "not between created_sequence and newest"),
-        (_change("channel", 2, created_sequence=6), "not between created_sequence and newest"),
+        (change_of("removed", to_sequence=6), "to_sequence is above removed_through"),
+        (change_of("channel", 0, removed_through=6), "no record of all that was removed"),
+        (change_of("channel", 2, removed_through=6), "was removed from its channel"),
+        (change_of("channel", 0, created_sequence=3), "from before its channel"),
+        (change_of("channel", 0, newest=6), "not between created_sequence and newest"),
+        (change_of("channel", 2, created_sequence=6), "not between created_sequence and newest"),
         (_purged_first, "position is from before its channel"),
-        (_change("message", MESSAGE, envelope__revision=2), "has one revision"),
-        (_change("message", FIRST, position=7), "first revision stands at its own sequence"),
-        (_change("message", SECOND, position=7), "was made at another place"),
-        (_change("message", SECOND, envelope__revision=1, position=9), "at another place"),
-        (_change("message", FIRST, envelope__revision=2), "must be above the one before"),
-        (_change("message", FIRST, ended_sequence=10), "the revision before ends behind it"),
-        (_change("message", SECOND, envelope__message_id="x"), "is that of another memory"),
+        (change_of("message", MESSAGE, envelope__revision=2), "has one revision"),
+        (change_of("message", FIRST, position=7), "first revision stands at its own sequence"),
+        (change_of("message", SECOND, position=7), "was made at another place"),
+        (change_of("message", SECOND, envelope__revision=1, position=9), "at another place"),
+        (change_of("message", FIRST, envelope__revision=2), "must be above the one before"),
+        (change_of("message", FIRST, ended_sequence=10), "the revision before ends behind it"),
+        (change_of("message", SECOND, envelope__message_id="x"), "is that of another memory"),
         (
             lambda lines: lines.insert(
                 next(n for n, line in enumerate(lines) if "subscription" in line),
@@ -480,86 +412,6 @@ def test_records_that_do_not_fit_each_other_are_refused(
     """Taken in, each of these would hide a message from its readers, or show it twice."""
     lines = lines_of(exported(full.path))
     full.close()
-    change(lines)
-    assert problem in refusal(new, sealed(lines))
-
-
-def _last(lines: list[Any], kind: str, /, **wanted: Any) -> dict[str, Any]:
-    """The last record of a kind that is like this."""
-    return [
-        line[kind]
-        for line in lines
-        if kind in line and all(line[kind][name] == value for name, value in wanted.items())
-    ][-1]
-
-
-def _alter(kind: str, wanted: dict[str, Any], /, **changes: Any) -> Callable[[list[Any]], None]:
-    return lambda lines: _last(lines, kind, **wanted).update(changes)
-
-
-def _without_question(lines: list[Any]) -> None:
-    question = _last(lines, "delivery", state="paused")["intervention"]
-    lines[:] = [line for line in lines if line.get("intervention", {}).get("id") != question]
-
-
-_LEASED, _PAUSED = {"state": "leased"}, {"state": "paused"}
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (_alter("agent", {}, capabilities="c"), "capabilities must be a list"),
-        (_alter("agent", {}, description=7), "description must be text"),
-        (_alter("channel", {"kind": "inbox"}, name="Bob"), "an inbox is named @"),
-        (_alter("channel", {"kind": "inbox"}, name="@Dan"), "an inbox is named @"),
-        (_alter("delivery", _LEASED, kind="shout"), "kind must be one of"),
-        (_alter("delivery", _LEASED, state="lost"), "state must be one of"),
-        (_alter("delivery", _LEASED, attempt=None), "attempt must be a whole number"),
-        (_alter("delivery", _LEASED, sender_agent="x"), "sender_agent is no agent"),
-        (_alter("delivery", _LEASED, recipient_agent="x"), "recipient_agent is no agent"),
-        (_alter("delivery", _LEASED, sender_session="x"), "sender_session is no session"),
-        (_alter("delivery", _LEASED, recipient_session="x"), "recipient_session is no session"),
-        (_alter("delivery", _LEASED, holder="x"), "holder is no session"),
-        (_alter("delivery", _LEASED, holder=None), "holder is missing though it is leased"),
-        (_alter("delivery", _LEASED, token=None), "a token goes with the state leased"),
-        (_alter("delivery", _PAUSED, token="x"), "a token goes with the state leased"),
-        (_alter("delivery", _LEASED, deadline_us=None), "deadline_us is missing"),
-        (_alter("delivery", _LEASED, sequence=10**6), "sequence is above last_sequence"),
-        (_alter("delivery", _LEASED, sequence=1), "sequence is another than its message's"),
-        (_alter("delivery", _LEASED, thread="x"), "thread is another than its message's"),
-        (_alter("delivery", _LEASED, message_id="x"), "so it cannot be open"),
-        (_alter("delivery", {"kind": "info"}, reply_state="replied"), "only a request"),
-        (_alter("delivery", {"reply_state": "awaiting"}, reply_due_us=None), "reply_due_us is"),
-        (_alter("delivery", _LEASED, reassigned_from="x"), "is no delivery before it"),
-        (_alter("delivery", _PAUSED, intervention=None), "nothing is to be decided"),
-        (_alter("delivery", _LEASED, intervention="x"), "intervention is none of it"),
-        (_without_question, "intervention is none of it"),
-        (_alter("intervention", {"action": None}, action="approve"), "go together"),
-        (_alter("intervention", {"action": None}, version=0), "version must be 1"),
-        (_alter("intervention", {"action": None}, delivery="x"), "delivery is no delivery"),
-        (_alter("intervention", {}, detail=[]), "detail must be an object"),
-        (_alter("intervention", {}, told=0), "told must be"),
-        (_alter("presented", {}, session="x"), "session is no session"),
-        (_alter("notice_shown", {}, delivery="x"), "delivery is no delivery"),
-        (_alter("notice_shown", {}, reply_state="x"), "reply_state must be one of"),
-        (_alter("consultation", {}, delivery="x"), "delivery is no delivery"),
-        (_alter("consultation", {}, requests=0), "requests must be 1"),
-        (_change("message", envelope__to=[]), "envelope.to must be a list of one or more"),
-        (_change("message", envelope__to=[{"agent": "Bob"}]), "envelope.to.agent_id is missing"),
-        (_change("message", envelope__type="report"), "envelope.type must be one of"),
-        (_change("message", envelope__thread=...), "envelope.thread is missing"),
-        (_change("message", envelope__metadata={}), "envelope.metadata is no field"),
-        (
-            _change("message", envelope__to=[{"agent": "x", "agent_id": "x"}]),
-            "envelope.to.agent_id is no agent",
-        ),
-    ],
-)
-def test_records_of_direct_messages_that_are_not_right_are_refused(
-    inboxes_exported: bytes, new: Path, change: Callable[[list[Any]], None], problem: str
-) -> None:
-    """Taken in, each would leave work that nobody can claim, finish or decide about."""
-    lines = lines_of(inboxes_exported)
     change(lines)
     assert problem in refusal(new, sealed(lines))
 

@@ -16,7 +16,7 @@ from agentbus.encoding import decode_trusted, encode
 from agentbus.ids import AgentId, SessionId
 from agentbus.limits import HUMAN_PREFIX
 from agentbus.store.reader import Reader
-from agentbus.store.schema import IS_CLAIMED, IS_OPEN, PLACE, Agent, Delivery, Session, text
+from agentbus.store.schema import IS_OPEN, IS_UNANSWERED, PLACE, Agent, Delivery, Session, text
 
 _AGENTS = text(
     Agent.select(
@@ -43,7 +43,11 @@ _SESSIONS = text(
     .where(Session.id.in_(SQL("(SELECT value FROM json_each(?))")))
     .order_by(Session.created_at_us, Session.id)
 )
-_AT_WORK = text(Delivery.select(Delivery.holder, Delivery.state).where(IS_CLAIMED))
+_AT_WORK = text(
+    Delivery.select(Delivery.holder, Delivery.state).where(
+        IS_OPEN & Delivery.state.in_((SQL("'leased'"), SQL("'paused'")))
+    )
+)
 _OPEN_OF_AGENT = text(
     Delivery.select(
         Delivery.state, Delivery.holder, Delivery.recipient_session, Delivery.sender_session
@@ -54,7 +58,7 @@ _IN_INBOXES = text(
     .where(IS_OPEN)
     .union(
         Delivery.select(Delivery.sender_agent).where(
-            Delivery.reply_state.in_((SQL("'awaiting'"), SQL("'overdue'")))
+            IS_UNANSWERED & Delivery.reply_state.in_((SQL("'awaiting'"), SQL("'overdue'")))
         )
     )
 )
