@@ -26,7 +26,8 @@ from agentbus.inspection import (
     inspect,
 )
 from agentbus.limits import INSPECTION_OUTPUT_BYTES, INSPECTION_REASON_CHARACTERS, MIB
-from tests.hooks import Hook, eventually, is_running, is_there
+from tests.eventually import eventually
+from tests.hooks import Hook, is_running, is_there
 
 PATIENT_S = 20.0
 """A timeout that no test reaches."""

@@ -21,7 +21,7 @@ from agentbus.projection.streams import StreamReader, StreamSlice
 from agentbus.protocol.session import Pull
 from agentbus.store.changes import SubscriptionExpired, SubscriptionOpened
 from tests.actors.stage import Stage
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 
 def test_a_pull_that_fails_in_its_second_channel_leaves_no_hole_in_the_first(stage: Stage) -> None:
@@ -36,7 +36,7 @@ def test_a_pull_that_fails_in_its_second_channel_leaves_no_hole_in_the_first(sta
     after = {stage.general: Sequence(1), stage.subscription("work"): Sequence(0)}
     stage.tell(PullAsked(Pull(stage.attachment, 1, after, 100, MIB), reply))
     with pytest.raises(UnavailableError):
-        reply.get(2.0)
+        reply.get(PATIENCE_S)
     stage.redis.client.delete(keys.stream(work))
     stage.clock.advance(READ_RETRY_S)
     stage.grant(1)

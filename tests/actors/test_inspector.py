@@ -33,7 +33,8 @@ from agentbus.limits import INSPECTIONS_AT_ONCE
 from agentbus.store.changes import BindSession, Change
 from agentbus.store.ledger import LedgerStore
 from tests.clock import FakeClock
-from tests.hooks import Hook, eventually, is_there
+from tests.eventually import PATIENCE_S, eventually
+from tests.hooks import Hook, is_there
 from tests.probe import Probe
 from tests.store.bus import Speaker, config
 
@@ -428,7 +429,7 @@ def test_a_fence_answers_what_is_in_flight_and_ignores_its_verdict(tmp_path: Pat
         eventually(lambda: bool(stage.hook.lines("hanging")))
         stage.ledger.tell(Fence(RecoveryEpoch(2), retry_after_ms=123))
         with pytest.raises(UnavailableError) as caught:
-            reply.get(5.0)
+            reply.get(PATIENCE_S)
         assert caught.value.retry_after_ms == 123
         stage.origin.expect(RateRefunded)
         stage.origin.expect(MutationSettled)
@@ -450,7 +451,7 @@ def test_what_waits_when_the_fence_goes_up_never_runs(
         stage.ledger.tell(Fence(RecoveryEpoch(2), retry_after_ms=1))
         for reply in replies:
             with pytest.raises(UnavailableError):
-                reply.get(5.0)
+                reply.get(PATIENCE_S)
         stage.hook.release("go")
         stage.wait(lambda counts: counts == InspectionStatistics(allowed=1))
         assert stage.runs() == 1
@@ -470,7 +471,7 @@ def test_the_end_of_the_ledger_answers_what_is_in_flight(tmp_path: Path) -> None
         assert stop_actor(stage.ledger, 5.0)
         for reply in replies:
             with pytest.raises(UnavailableError, match="stopping"):
-                reply.get(5.0)
+                reply.get(PATIENCE_S)
 
 
 # --- the log ---

@@ -47,7 +47,7 @@ from agentbus.projection.launching import RedisSettings
 from agentbus.projection.rebuild import UpToDate, needs
 from agentbus.projection.server import RedisServer
 from agentbus.store.changes import Fact, MessageAppended, PruneSlice
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.exhaustion import no_descriptor_left
 from tests.probe import Probe
 from tests.redis_fixture import private_redis, redis_settings
@@ -78,7 +78,7 @@ class Projection:
         self.epoch = 0
         self.address = start_actor(self.actor)
         self.address.tell(StartRedis())
-        self.supervisor.expect(RedisStarted, within=20)
+        self.supervisor.expect(RedisStarted)
         self.channels.address(GENERAL).tell(Watch(self.watcher.address, Sequence(0)))
 
     def order(self) -> RecoveryEpoch:
@@ -89,7 +89,7 @@ class Projection:
 
     def catch_up(self) -> dict[str, Any]:
         epoch = self.order()
-        caught_up = self.supervisor.expect(CaughtUp, within=20)
+        caught_up = self.supervisor.expect(CaughtUp)
         assert caught_up.epoch == epoch
         return caught_up.redis
 
@@ -225,7 +225,7 @@ def test_a_full_dataset_is_told_to_who_watches_it_when_projecting_checking_and_f
         projection.catch_up()
         assert watcher.expect(CapacityReached) == CapacityReached("redis")
         projection.address.tell(MeasureRedis(patient=True))
-        measured = watcher.expect(RedisMeasured, within=10).dataset_bytes
+        measured = watcher.expect(RedisMeasured).dataset_bytes
         assert measured is not None
         assert measured > 1000
 
@@ -243,7 +243,7 @@ def test_a_dead_redis_is_noticed_by_the_next_commit_and_refilled(projection: Pro
     assert projection.stream() == [1]
     kill(projection.redis_pid())
     projection.send("b")
-    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.supervisor.expect(ProjectionLost)
     projection.send("c")  # committed while it was lost
     projection.catch_up()
     assert projection.stream() == [1, 2, 3]
@@ -259,7 +259,7 @@ def test_an_idle_projector_notices_a_dead_redis_when_it_is_told_to_look(
     projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
     kill(projection.redis_pid())
     projection.address.tell(CheckRedis())
-    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.supervisor.expect(ProjectionLost)
     projection.address.tell(CheckRedis())  # told once
     projection.supervisor.expect_nothing_of(ProjectionLost, through=(projection.address,))
 
@@ -271,7 +271,7 @@ def test_a_redis_whose_socket_was_removed_is_lost_for_all_who_come_later(
     first = projection.redis_pid()
     projection.settings.socket_path.unlink()
     projection.address.tell(CheckRedis())
-    assert "was removed" in projection.supervisor.expect(ProjectionLost, within=10).reason
+    assert "was removed" in projection.supervisor.expect(ProjectionLost).reason
     projection.catch_up()
     assert projection.redis_pid() != first
     assert projection.up_to_date()
@@ -292,7 +292,7 @@ def test_a_redis_that_hangs_is_given_up_within_its_time_limit_and_replaced(
     hung = projection.redis_pid()
     freeze(hung)
     projection.send("a")
-    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.supervisor.expect(ProjectionLost)
     projection.catch_up()
     assert projection.redis_pid() != hung
     assert projection.stream() == [1]
@@ -305,7 +305,7 @@ def test_a_redis_that_hung_for_a_moment_gets_only_what_it_misses(projection: Pro
     same = projection.redis_pid()
     freeze(same)
     projection.send("b")
-    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.supervisor.expect(ProjectionLost)
     os.kill(same, signal.SIGCONT)
     with closing(connect(projection.settings.socket_path)) as client:
         client.hset("witness", "kept", "1")  # a rebuild would clear it
@@ -386,7 +386,7 @@ def test_a_redis_that_is_lost_at_any_step_of_a_rebuild_is_filled_by_the_next_one
     projection.bus.store.apply([projection.sam.send(content) for content in contents])
     struck = strike_at(monkeypatch, arrival, lambda: strike(projection))
     epoch = projection.order()
-    assert projection.supervisor.expect(CatchUpFailed, within=20).epoch == epoch
+    assert projection.supervisor.expect(CatchUpFailed).epoch == epoch
     assert struck.is_set()
     projection.catch_up()
     assert projection.up_to_date()
@@ -405,7 +405,7 @@ def test_a_redis_that_is_lost_in_a_replay_is_filled_by_the_next_one(
     projection.bus.store.apply([projection.sam.send(f"m{number}") for number in range(40)])
     struck = strike_at(monkeypatch, ("during_replay", 1), lambda: strike(projection))
     epoch = projection.order()
-    assert projection.supervisor.expect(CatchUpFailed, within=20).epoch == epoch
+    assert projection.supervisor.expect(CatchUpFailed).epoch == epoch
     assert struck.is_set()
     projection.catch_up()
     assert projection.up_to_date()
@@ -459,7 +459,7 @@ def test_a_foreign_instance_on_the_path_refuses_the_start_and_is_left_alone(
                 RedisProjectorActor(server, bus.reader, channels, supervisor.address)
             )
             projector.tell(StartRedis())
-            refused = supervisor.expect(RedisRefused, within=20).error
+            refused = supervisor.expect(RedisRefused).error
             assert isinstance(refused, RedisUnusableError)
             assert "this bus" in str(refused)
             assert stop_actor(projector, 5.0)
@@ -474,12 +474,12 @@ def test_a_restart_that_fails_is_told_and_tried_again(projection: Projection) ->
     projection.settle()
     kill(projection.redis_pid())
     projection.address.tell(CheckRedis())
-    projection.supervisor.expect(ProjectionLost, within=10)
+    projection.supervisor.expect(ProjectionLost)
     folder = projection.settings.working_directory
     shutil.rmtree(folder)
     folder.write_text("in the way of the folder that Redis works in")
     epoch = projection.order()
-    assert projection.supervisor.expect(CatchUpFailed, within=10).epoch == epoch
+    assert projection.supervisor.expect(CatchUpFailed).epoch == epoch
     folder.unlink()
     projection.catch_up()
     assert projection.stream() == [1]
@@ -507,7 +507,7 @@ def test_what_cannot_be_projected_at_the_end_does_not_keep_redis_alive(tmp_path:
         assert isinstance(fact, MessageAppended)
 
         def facts() -> Iterator[Fact]:
-            assert told.wait(5.0)  # until the stop waits behind it
+            assert told.wait(PATIENCE_S)  # until the stop waits behind it
             yield replace(fact, sender=None)  # type: ignore[arg-type]
 
         projection.address.tell(Committed(facts(), Sequence(1), SIZE_BYTES))  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ from actors.timer import Timer
 from agentbus.ids import RecoveryEpoch
 from agentbus.projection.errors import RedisUnusableError
 from tests.clock import FakeClock
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.probe import Probe, settle
 
 
@@ -84,7 +84,7 @@ class Office:
     def health(self) -> dict[str, Any]:
         reply = FutureReply()
         self.tell(HealthAsked(reply))
-        health: dict[str, Any] = reply.get(2.0)
+        health: dict[str, Any] = reply.get(PATIENCE_S)
         return health
 
     def state(self) -> tuple[str, int]:

@@ -25,6 +25,7 @@ from agentbus.projection.launching import RedisSettings
 from agentbus.projection.rebuild import Rebuild, UpToDate, needs
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
+from tests.eventually import eventually
 from tests.redis_fixture import (
     BUS_ID,
     PrivateRedis,
@@ -45,15 +46,6 @@ def without_modules(folder: Path) -> Path:
         folder,
         f'for argument; do [ "$argument" = --loadmodule ] && exit 1; done\nexec {REAL} "$@"',
     )
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + 5.0
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def crash_daemon_with_redis(settings: RedisSettings, *, mark: BusId | None) -> int:
@@ -235,7 +227,7 @@ def test_a_foreign_redis_on_the_path_is_refused_and_left_alone() -> None:
         )
         try:
             with closing(connect(settings.socket_path)) as client:
-                assert eventually(settings.socket_path.exists)
+                eventually(settings.socket_path.exists)
                 client.set("precious", "data")
                 server = RedisServer(settings)
                 with pytest.raises(RedisUnusableError, match="left alone"):
