@@ -344,8 +344,8 @@ class Stage:
 
     def close(self) -> None:
         if hasattr(self, "actor"):
-            stop_actor(self.address, 5.0)
-        self.dispatcher.stop(5.0)
+            stop_actor(self.address, PATIENCE_S)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         for probe in (self.ledger, self.projector, self.registrar):
             probe.stop()

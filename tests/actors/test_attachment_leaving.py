@@ -155,7 +155,7 @@ def test_an_attachment_that_is_stopped_refuses_the_reports_it_has_not_flushed(
     stage.pushed()
     reply = stage.report(1, {stage.general: 1})
     stage.settle()
-    assert stop_actor(stage.address, 5.0)
+    assert stop_actor(stage.address, PATIENCE_S)
     with pytest.raises(StaleAttachmentError):
         reply.get(PATIENCE_S)
 

@@ -49,7 +49,7 @@ def attach_behind(stage: Stage, window: tuple[int, int], *contents: str) -> None
     """Attach with these messages waiting, so that they are read at once."""
     stage.attach()
     stage.tell(Detached())
-    eventually(lambda: not stage.address.alive, 5.0, what="the first attachment gone")
+    eventually(lambda: not stage.address.alive, what="the first attachment gone")
     stage.say(*contents)
     stage.attach(window)
 
@@ -99,7 +99,7 @@ def test_the_end_of_an_attachment_closes_its_connections_to_redis(
     assert stage.pushed() == [1]
     assert connections() > before
     stage.tell("nonsense" if fails else Detached())  # type: ignore[arg-type]
-    eventually(lambda: connections() == before, 5.0, what="its connections closed")
+    eventually(lambda: connections() == before, what="its connections closed")
 
 
 def test_a_subscription_made_before_the_end_of_the_old_one_was_told_misses_no_wake_up(

@@ -110,7 +110,7 @@ def test_a_handler_that_takes_long_sees_that_a_stop_waits_behind_it(
     if end == "stop":
         address.stop()
     else:
-        assert stop_actor(address, 5.0)
+        assert stop_actor(address, PATIENCE_S)
     assert seen.wait(PATIENCE_S)
 
 
@@ -131,7 +131,7 @@ def test_whoever_stops_an_actor_waits_for_its_end_also_when_another_one_has_aske
     assert stopping.wait(PATIENCE_S)
     assert stop_actor(address, 0.05) is False
     leave.set()
-    assert stop_actor(address, 5.0) is True
+    assert stop_actor(address, PATIENCE_S) is True
     assert actor.events == ["on_start", "on_stop"]
 
 
@@ -336,7 +336,7 @@ def test_stop_actor_says_whether_it_stopped_in_time(recorder: Any) -> None:
     address.tell(gate.wait)
     assert stop_actor(address, 0.01) is False
     gate.set()
-    assert stop_actor(address, 2) is True
+    assert stop_actor(address, PATIENCE_S) is True
 
 
 def test_base_exception_ends_one_actor_and_no_other(runtime: Runtime) -> None:
@@ -493,7 +493,7 @@ def test_threaded_actor_runs_on_a_thread_with_its_name() -> None:
     actor = Named()
     address = start_actor(actor, label="x")
     address.tell("hello")
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     assert actor.threads == {"Named-x"}
 
 

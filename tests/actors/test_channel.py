@@ -21,7 +21,7 @@ CHANNEL = ChannelId(7)
 def dispatcher() -> Iterator[Dispatcher]:
     dispatcher = Dispatcher(threads=2)
     yield dispatcher
-    assert dispatcher.stop(5.0)
+    assert dispatcher.stop(PATIENCE_S)
 
 
 @pytest.fixture

@@ -94,10 +94,10 @@ class Stage:
         return len(self.hook.pids())
 
     def close(self) -> None:
-        assert stop_actor(self.ledger, 5.0)
+        assert stop_actor(self.ledger, PATIENCE_S)
         self.desk.cancel()
         for address in self.desk.addresses:
-            assert stop_actor(address, 5.0)
+            assert stop_actor(address, PATIENCE_S)
         self.desk.close()
         self.projector.stop()
         self.origin.stop()
@@ -468,7 +468,7 @@ def test_the_end_of_the_ledger_answers_what_is_in_flight(tmp_path: Path) -> None
     with stage_with(tmp_path, HANG) as stage:
         replies = [stage.tell(stage.attach(name).send()) for name in ("Eva", "Tom")]
         eventually(lambda: len(stage.hook.lines("hanging")) == 2)
-        assert stop_actor(stage.ledger, 5.0)
+        assert stop_actor(stage.ledger, PATIENCE_S)
         for reply in replies:
             with pytest.raises(UnavailableError, match="stopping"):
                 reply.get(PATIENCE_S)

@@ -23,7 +23,7 @@ def dead_tells_of(address: Address[Any], count: int) -> Callable[[], bool]:
 
 def test_telling_a_dead_actor_is_counted_and_not_raised(recorder: Any) -> None:
     address = start_actor(recorder)
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     before = DEAD_TELLS.count
     address.tell("late")
     address.tell("later")
@@ -33,7 +33,7 @@ def test_telling_a_dead_actor_is_counted_and_not_raised(recorder: Any) -> None:
 
 def test_request_to_a_dead_actor_is_answered_as_not_done(recorder: Any) -> None:
     address = start_actor(recorder)
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     reply = FutureReply()
     address.tell(Asked(ZeroDivisionError(), reply))
     with pytest.raises(UnavailableError):
@@ -92,7 +92,7 @@ def interrupted(recorder: Any) -> InterruptedQueue:
 
 
 def ended(address: Address[Any]) -> bool:
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     mailbox: Any = address.ref.actor_inbox
     eventually(lambda: mailbox.closed and mailbox.empty())
     return True
@@ -158,7 +158,7 @@ def test_no_tell_is_lost_uncounted_in_the_race_with_the_end(runtime: Runtime, en
                 thread.start()
             line.wait()
             if end == "stop":
-                stop_actor(address, 5)
+                stop_actor(address, PATIENCE_S)
             else:
                 address.tell("fail")
             for thread in threads:

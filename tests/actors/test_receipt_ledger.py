@@ -106,7 +106,7 @@ def ledger_on(folder: Path, **settings: Any) -> Iterator[Ledger]:
 
         actor = ReceiptLedgerActor(open_store, projector.address, config(folder))
         yield Ledger(path, actor, actor.address, projector, origin, [])
-        stop_actor(actor.address, 5.0)
+        stop_actor(actor.address, PATIENCE_S)
         stores[0].close()  # what the end of the process does for a ledger that failed
 
 
@@ -162,7 +162,7 @@ def test_what_was_told_before_the_stop_is_committed(tmp_path: Path) -> None:
     with ledger_on(tmp_path) as ledger:
         replies = [ledger.tell(sam.send(f"m{n}")) for n in range(5)]
         ledger.start()
-        assert stop_actor(ledger.address, 5.0)
+        assert stop_actor(ledger.address, PATIENCE_S)
         assert [reply.get(0)["sequence"] for reply in replies] == [1, 2, 3, 4, 5]
         assert len(ledger.projector.expect(Committed).facts) == 5
 
@@ -415,7 +415,7 @@ def test_a_fence_and_the_end_answer_those_who_wait(tmp_path: Path) -> None:
         ledger.address.tell(Unfence(RecoveryEpoch(2)))
         waits = ledger.tell(sam.send(LARGE))
         settle(ledger.address)
-        stop_actor(ledger.address, 5.0)
+        stop_actor(ledger.address, PATIENCE_S)
         with pytest.raises(UnavailableError, match="stopping"):
             waits.get(PATIENCE_S)
 

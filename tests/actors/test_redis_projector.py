@@ -127,8 +127,8 @@ class Projection:
         return int(self.actor._info.pid)
 
     def close(self) -> None:
-        stop_actor(self.address, 10.0)
-        self.dispatcher.stop(5.0)
+        stop_actor(self.address, PATIENCE_S)
+        self.dispatcher.stop(PATIENCE_S)
         self.supervisor.stop()
         self.watcher.stop()
         self.ledger.stop()
@@ -438,7 +438,7 @@ def test_a_catch_up_is_given_up_for_a_stop_between_two_batches(
     stopped = strike_at(monkeypatch, ("during_rebuild", 1), projection.address.stop)
     projection.order()
     assert stopped.wait(20.0)
-    assert stop_actor(projection.address, 5.0)
+    assert stop_actor(projection.address, PATIENCE_S)
     projection.supervisor.expect_nothing_of(CaughtUp)
     projection.supervisor.expect_nothing_of(CatchUpFailed)
     assert not projection.settings.socket_path.exists()
@@ -462,8 +462,8 @@ def test_a_foreign_instance_on_the_path_refuses_the_start_and_is_left_alone(
             refused = supervisor.expect(RedisRefused).error
             assert isinstance(refused, RedisUnusableError)
             assert "this bus" in str(refused)
-            assert stop_actor(projector, 5.0)
-        dispatcher.stop(5.0)
+            assert stop_actor(projector, PATIENCE_S)
+        dispatcher.stop(PATIENCE_S)
         bus.close()
         assert foreign.client.hgetall("theirs") == {b"kept": b"1"}
 

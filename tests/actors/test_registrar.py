@@ -155,7 +155,7 @@ class Desk:
             route.address.stop()
         for route in self.routes.all():
             route.address.ref.actor_stopped.wait(PATIENCE_S)
-        self.dispatcher.stop(5.0)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         self.ledger.stop()
         self.other.stop()

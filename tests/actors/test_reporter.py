@@ -66,7 +66,7 @@ class Newsroom:
         self.registrar.expect(RollAsked).reply_to.set(Roll((session,), (heard,)))
 
     def close(self) -> None:
-        stop_actor(self.address, 5.0)
+        stop_actor(self.address, PATIENCE_S)
         self.timer.stop()
         self.supervisor.stop()
         self.registrar.stop()

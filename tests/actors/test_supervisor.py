@@ -92,13 +92,13 @@ class Office:
         return health["state"], health["epoch"]
 
     def wait_for(self, state: str, number: int) -> None:
-        eventually(lambda: self.state() == (state, number), 5.0, what=f"{state} {number}")
+        eventually(lambda: self.state() == (state, number), what=f"{state} {number}")
 
     def ready(self) -> None:
         self.tell(CaughtUp(epoch(1), {"engine": "redis"}))
 
     def close(self) -> None:
-        self.dispatcher.stop(5.0)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         for probe in (self.ledger, self.projector, self.registrar, self.cleanup):
             probe.stop()

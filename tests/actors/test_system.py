@@ -57,7 +57,7 @@ def test_an_attachment_that_was_being_bound_at_the_stop_is_not_left_running(
         ledger = next(iter(bus.system._flow))
         stopping = threading.Thread(target=bus.system.stop)
         stopping.start()
-        eventually(lambda: ledger.statistics().mailbox_length > 0, 5.0, what="the ledger's stop")
+        eventually(lambda: ledger.statistics().mailbox_length > 0, what="the ledger's stop")
         leave.set()
         stopping.join()
         newcomer.join()

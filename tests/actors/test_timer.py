@@ -176,7 +176,7 @@ def test_pooled_actor_gets_its_deadlines_too(clock: FakeClock, timer: Timer) -> 
         clock.advance(1.0)
         assert waiter.told.wait(PATIENCE_S)
     finally:
-        assert dispatcher.stop(2)
+        assert dispatcher.stop(PATIENCE_S)
 
 
 def test_stopped_timer_has_no_thread_and_delivers_nothing(clock: FakeClock, probe: Probe) -> None:
