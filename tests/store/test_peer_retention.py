@@ -142,15 +142,26 @@ def test_deliveries_go_with_all_that_belongs_to_them_as_long_after_their_message
     assert rows_left(bus) == empty | {"deliveries": 1} | root
 
 
+def test_what_was_finished_long_ago_is_kept_as_long_as_what_was_closed(
+    bus: Bus, ann: Peer, bob: Peer
+) -> None:
+    ann.send("Bob")
+    bob.do("ack", bob.claim()["delivery_id"])
+    bus.clock.advance(hours=bus.config.message_retention_hours)
+    bus.done(PruneSlice("messages_by_age", 500))
+    assert bus.done(PruneSlice("deliveries", 500)).result.removed_rows == 0
+    bus.clock.advance(hours=bus.config.message_retention_hours)
+    assert bus.done(PruneSlice("deliveries", 500)).result.removed_rows == 1
+
+
 def test_all_deliveries_of_a_message_go_in_one_slice_however_small(bus: Bus, ann: Peer) -> None:
     names = [f"agent-{n}" for n in range(5)]
     for name in names:
         Peer(bus, name)
     for _ in range(3):
         ann.send(*names)
-    for _ in range(2):
-        bus.clock.advance(hours=bus.config.message_retention_hours)
-        bus.done(PruneSlice("messages_by_age", 500))
+    bus.clock.advance(hours=2 * bus.config.message_retention_hours)
+    bus.done(PruneSlice("messages_by_age", 500))
     removed = []
     while True:
         result = bus.done(PruneSlice("deliveries", 2)).result
