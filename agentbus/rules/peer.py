@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from agentbus.errors import ConflictError, ForbiddenError, NotFoundError
-from agentbus.limits import CONSULTATION_SECONDS, PEER_CONFIDENCE
+from agentbus.limits import CONSULTATION_SECONDS, HUMAN_PREFIX, PEER_CONFIDENCE
 
 KEY_REUSED = "COLLABORATION_IDEMPOTENCY_KEY_REUSED"
 STALE_LEASE = "STALE_LEASE"
@@ -158,6 +158,20 @@ def why_no_reply(
     if delivery_state == "leased" and progressed:
         return None
     return "stuck"
+
+
+def is_person(agent: str) -> bool:
+    """Whether an agent's name is that of a person, which only the daemon gives."""
+    return agent.startswith(HUMAN_PREFIX)
+
+
+def not_to_people(agent: str) -> ForbiddenError:
+    return ForbiddenError(
+        f"{agent!r} is a person: answer a message of theirs with reply, and ask a person about "
+        "work that you hold with human; nothing else is sent to people",
+        reason=PEER_NOT_ALLOWED,
+        status=_FORBIDDEN,
+    )
 
 
 def why_a_person(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,6 @@ def test_every_command_shown_is_one_that_exists(document: Path) -> None:
     usages = {"agentbus": bus.USAGE, "agentbus-admin": admin.USAGE}
     for block in blocks(document, "sh"):
         for line in block.splitlines():
-            program, *arguments = line.split("#")[0].split() or [""]
+            program, *arguments = shlex.split(line, comments=True) or [""]
             if program in usages:
                 parse(usages[program], arguments)

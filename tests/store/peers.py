@@ -127,7 +127,9 @@ def delivery(bus: Bus, delivery_id: str) -> DeliveryRow:
 
 
 def deliveries(bus: Bus) -> list[DeliveryRow]:
-    return [DeliveryRow(*row) for row in _rows(bus, "SELECT * FROM deliveries ORDER BY id")]
+    return [
+        DeliveryRow(*row) for row in _rows(bus, "SELECT * FROM deliveries ORDER BY sequence, id")
+    ]
 
 
 def intervention(bus: Bus, delivery_id: str) -> InterventionRow:

@@ -27,6 +27,7 @@ DETAIL_NAMES = {
     "confidence": "Confidence",
     "missing_information": "Missing information",
     "conflicting_results": "Results conflict",
+    "request_human": "Asks for a person",
 }
 
 

@@ -12,9 +12,8 @@ from agentbus.envelope import Recipient
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.identity import SenderBinding
 from agentbus.ids import AgentId, SessionId
-from agentbus.limits import HUMAN_PREFIX
 from agentbus.protocol.peer import EVERYBODY
-from agentbus.rules.peer import not_allowed
+from agentbus.rules.peer import is_person, not_allowed, not_to_people
 from agentbus.store.schema import PLACE, Agent, Session, text
 from agentbus.store.work import Work
 
@@ -66,12 +65,13 @@ def resolve(work: Work, words: Iterable[str], sender: SenderBinding) -> tuple[Re
 
 
 def require_allowed(work: Work, recipients: Iterable[Recipient], sender: SenderBinding) -> None:
-    """`peer_allow` is about whom agents may write to; people are not bound by it."""
+    """Nobody writes to people of their own accord. `peer_allow` is about whom agents may write to;
+    people are not bound by it."""
     allowed = work.config.peer_allow
-    if allowed == "*" or sender.agent.startswith(HUMAN_PREFIX):
-        return
     for recipient in recipients:
-        if recipient.agent not in allowed:
+        if is_person(recipient.agent):
+            raise not_to_people(recipient.agent)
+        if allowed != "*" and recipient.agent not in allowed and not is_person(sender.agent):
             raise not_allowed(recipient.agent)
 
 

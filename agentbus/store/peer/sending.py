@@ -16,7 +16,7 @@ from agentbus.envelope import Recipient
 from agentbus.errors import ValidationError
 from agentbus.identity import SenderBinding
 from agentbus.protocol.peer import PeerReply, PeerSend
-from agentbus.rules.peer import no_message, stale_lease, unavailable
+from agentbus.rules.peer import is_person, no_message, stale_lease, unavailable
 from agentbus.store.changes import Done
 from agentbus.store.peer import deliveries
 from agentbus.store.peer.changes import PeerMutation
@@ -71,7 +71,8 @@ def send_peer(work: Work, change: PeerMutation, operation: PeerSend, admission: 
     charged: Charge | None = None
     if operation.kind == "request":
         require_no_cycle(work, held, recipients)
-        charged = charge(work, sender.session_id, held)
+        if not is_person(sender.agent):  # who works on nothing for others
+            charged = charge(work, sender.session_id, held)
     posting = prepare(
         work,
         Letter(
