@@ -22,7 +22,7 @@ from agentbus.store.peer.interventions import InterventionRow, load_intervention
 from agentbus.store.peer.recipients import find_recipient
 from agentbus.store.work import Work
 
-_ANEW = {
+_ANEW: dict[str, Any] = {
     "state": "queued",
     "token": None,
     "attempt": 0,
@@ -126,7 +126,7 @@ def _new_recipient(work: Work, change: Decide, row: DeliveryRow) -> Recipient | 
     recipient = find_recipient(work, change.to)
     if recipient is None:
         raise NotFoundError(
-            f"there is no agent or session {change.to!r}; agentbus status lists them"
+            f"there is no agent or session {change.to!r}; agentbus-admin sessions lists them"
         )
     if (recipient.agent_id, recipient.session_id) == (row.recipient_agent, row.recipient_session):
         raise ValidationError(

@@ -60,12 +60,12 @@ _SET_STOP_STATUS = text(
 _SET_DECISION = text(
     Intervention.update(
         {
+            Intervention.version: PLACE,
             Intervention.action: PLACE,
             Intervention.instructions: PLACE,
             Intervention.decided_by: PLACE,
             Intervention.decided_at_us: PLACE,
             Intervention.told: PLACE,
-            Intervention.version: PLACE,
         }
     ).where(Intervention.id == PLACE)
 )
@@ -177,5 +177,5 @@ def record_decision(
     """The person's answer, once. Without instructions there is nothing to show anybody."""
     before = (row.action, row.instructions, row.decided_by, row.decided_at_us)
     after = (action, instructions, decided_by, work.now_us)
-    work.execute(_SET_DECISION, (*after, instructions is None, row.version + 1, row.id))
+    work.execute(_SET_DECISION, (row.version + 1, *after, instructions is None, row.id))
     work.counters.logical_bytes += row_bytes(after) - row_bytes(before)
