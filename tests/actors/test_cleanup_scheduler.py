@@ -32,6 +32,7 @@ from agentbus.ids import ChannelId, RecoveryEpoch, SessionId
 from agentbus.limits import KIB, MIB, PRUNE_ROWS
 from agentbus.store.changes import PruneResult, PruneSlice, SubscriptionExpired
 from tests.clock import FakeClock
+from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.store.bus import config
 
@@ -78,7 +79,7 @@ class Scheduler:
         return cast(PruneSlice, submit.change).what
 
     def round(self) -> list[str]:
-        return [self.answer() for _ in range(4)]
+        return [self.answer() for _ in ROUND]
 
     def evict(self, freed_bytes: int, rows: int = 1) -> int:
         """Answer a slice for room with what it freed; how much was asked for."""
@@ -108,7 +109,7 @@ class Scheduler:
         self.ledger.expect_nothing_of(Submit, through=(self.address,))
 
     def close(self) -> None:
-        self.dispatcher.stop(5.0)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         for probe in (self.ledger, self.projector, self.registrar, self.supervisor):
             probe.stop()
@@ -147,6 +148,7 @@ def test_a_full_slice_is_followed_by_another_of_the_same_sort(scheduler: Schedul
     assert scheduler.answer() == "tombstones"
     assert scheduler.answer() == "subscriptions"
     assert scheduler.answer() == "receipts"
+    assert scheduler.answer() == "deliveries"
     scheduler.idle()
     assert scheduler.actor.cleanup_statistics().removed_rows == PRUNE_ROWS + 7
 

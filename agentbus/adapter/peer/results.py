@@ -36,7 +36,7 @@ def fit_status(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
         return dict(body)
     fitted = dict(body)
     if isinstance(body.get("envelope"), dict):
-        rest = characters_of({**body, "envelope": {}})
+        rest = characters_of({**body, "envelope": {}, "more": False})
         fitted = _with_envelope(body, characters - rest)
     return fit_list(fitted, "deliveries", characters)
 

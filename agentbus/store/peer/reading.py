@@ -32,7 +32,9 @@ from agentbus.store.peer.directory import DirectoryReader, among
 from agentbus.store.peer.presenting import envelope_data
 from agentbus.store.reader import NO_END
 from agentbus.store.schema import (
-    IS_OPEN,
+    BY_SEQUENCE,
+    IS_HELD,
+    IS_UNANSWERED,
     PLACE,
     Agent,
     Consultation,
@@ -55,9 +57,10 @@ _DELIVERY = text(_ROWS.where(Delivery.id == PLACE))
 _REQUESTS = text(
     _ROWS.where(
         (Delivery.sender_agent == PLACE)
+        & IS_UNANSWERED
         & Delivery.reply_state.in_(SQL("(SELECT value FROM json_each(?))"))
     )
-    .order_by(Delivery.sequence.desc(), SQL("rowid"))
+    .order_by(BY_SEQUENCE.desc(), SQL("rowid"))
     .limit(PLACE)
 )
 _NAMES = text(
@@ -96,7 +99,7 @@ _INTERVENTION = text(
 )
 _HELD_DEADLINE = text(
     Delivery.select(Delivery.id, Delivery.deadline_us).where(
-        (Delivery.holder == PLACE) & IS_OPEN & (Delivery.state == SQL("'leased'"))
+        (Delivery.holder == PLACE) & IS_HELD & (Delivery.state == SQL("'leased'"))
     )
 )
 _CONSULTATION = text(
@@ -177,7 +180,7 @@ class PeerReader(DirectoryReader):
                 "message_id": message_id,
                 "thread_id": rows[0].thread,
                 "envelope": self._envelope(message_id),
-                "deliveries": [_delivery_data(row, names, _cause_with(attached)) for row in rows],
+                "deliveries": [_delivery_data(row, names, cause_with(attached)) for row in rows],
             }
 
     def requests(
@@ -188,7 +191,7 @@ class PeerReader(DirectoryReader):
         with self._snapshot():
             rows = self._rows(_REQUESTS, agent_id, among(states), limit)
             names = self._names(rows)
-        cause = _cause_with(attached)
+        cause = cause_with(attached)
         return RequestsPage(
             tuple(
                 {
@@ -315,7 +318,7 @@ class PeerReader(DirectoryReader):
             slots=slots_of(
                 rows,
                 lambda row: row.recipient_session or names[row.recipient_agent],
-                _cause_with(attached),
+                cause_with(attached),
                 answers,
             ),
             excluded=len(responses - counted),
@@ -399,7 +402,7 @@ class PeerReader(DirectoryReader):
         return dict(self._all(_NAMES, among(agents)))
 
 
-def _cause_with(attached: Attached) -> Callable[[DeliveryRow], ReplyCause | None]:
+def cause_with(attached: Attached) -> Callable[[DeliveryRow], ReplyCause | None]:
     """Why a reply is missing as it is now; the row only remembers what was when it became late."""
 
     def cause(row: DeliveryRow) -> ReplyCause | None:
