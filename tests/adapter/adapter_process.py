@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -14,7 +14,8 @@ from tests.adapter.raw_client import RawClient
 class AdapterProcess(RawClient):
     """One adapter and the harness that started it.
 
-    `client_name` is what the harness calls itself; it decides identity and limits.
+    `client_name` is what the harness calls itself; it decides identity and limits. `options` are
+    more of `agentbus mcp`.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class AdapterProcess(RawClient):
         *,
         agent: str = "Sam",
         session: str | None = None,
+        options: Sequence[str] = (),
         client_name: str = "tester",
         version: str = "2025-11-25",
         extra_environment: Mapping[str, str] | None = None,
@@ -33,6 +35,7 @@ class AdapterProcess(RawClient):
         argv += ["--config", str(config_path)]
         if session is not None:
             argv += ["--session", session]
+        argv += options
         super().__init__(argv, env={**environment, **(extra_environment or {})}, stderr=stderr)
         self.client_name = client_name
         self.version = version
