@@ -237,13 +237,8 @@ async def test_collect_recent_and_requests_tell_what_they_have_shown(
         {"id": "m4", "kind": "request", "body": "well?"},
     ]
     requests = [
-        {
-            "message_id": "m5",
-            "deliveries": [
-                {"id": "d5", "reply_state": "unanswered"},
-                {"id": "d6", "reply_state": "awaiting"},
-            ],
-        }
+        {"message_id": "m5", "id": "d5", "reply_state": "unanswered"},
+        {"message_id": "m5", "id": "d6", "reply_state": "awaiting"},
     ]
     daemon.answers["peer"] = [
         {"request_id": "m0", "outcome": "complete", "answers": answers},
