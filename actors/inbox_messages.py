@@ -42,9 +42,8 @@ class RequestAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryArrived:
-    """This can be claimed now, anew or again (`session_id` None: by any session of the agent)."""
+    """There may be something new to claim, for this session or (None) any of the agent."""
 
-    delivery_id: DeliveryId
     agent_id: AgentId
     session_id: SessionId | None
 
@@ -83,9 +82,9 @@ class AskDue:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSettled:
-    """The ledger's answer to a claim for this session."""
+    """The ledger's answer to the claim that was made for this wait."""
 
-    session_id: SessionId
+    attachment: Attachment
     number: int
     claimed: Claimed | None
     error: BaseException | None

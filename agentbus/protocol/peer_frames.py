@@ -8,7 +8,7 @@ people.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast
 
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment
@@ -16,6 +16,9 @@ from agentbus.ids import DeliveryId, LeaseToken, MessageId
 from agentbus.protocol.fields import describe
 from agentbus.protocol.peer import PeerOperation, parse_peer
 from agentbus.protocol.session import Fields
+
+LateState: TypeAlias = Literal["overdue", "unanswered"]
+"""Of a request whose reply was not there in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class PeerShown:
 
     attachment: Attachment
     responses: tuple[MessageId, ...]
-    notices: tuple[tuple[DeliveryId, str], ...]
+    notices: tuple[tuple[DeliveryId, LateState], ...]
 
 
 def parse_peer_request(params: Any) -> PeerRequest:
@@ -85,12 +88,14 @@ def parse_renew(params: Any) -> Renew:
 def parse_peer_shown(params: Any) -> PeerShown:
     read = Fields("peer_shown", params, frozenset({"attachment", "responses", "notices"}))
     responses = read.optional_names("responses") or ()
-    pairs = _pairs("peer_shown", "notices", params)
-    return PeerShown(
-        read.attachment(),
-        tuple(MessageId(one) for one in responses),
-        tuple((DeliveryId(a), b) for a, b in pairs),
-    )
+    notices = [(DeliveryId(a), _late(b)) for a, b in _pairs("peer_shown", "notices", params)]
+    return PeerShown(read.attachment(), tuple(MessageId(one) for one in responses), tuple(notices))
+
+
+def _late(state: str) -> LateState:
+    if state not in ("overdue", "unanswered"):
+        raise ValidationError(f"peer_shown: {state!r:.40} is no state of a late reply")
+    return cast(LateState, state)
 
 
 def _pairs(method: str, key: str, params: Any) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ other buses know the same refusals by. Pure; any thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from agentbus.errors import ConflictError, ForbiddenError, NotFoundError
 from agentbus.limits import CONSULTATION_SECONDS, HUMAN_PREFIX, PEER_CONFIDENCE
@@ -97,6 +97,15 @@ def no_message(message_id: str) -> NotFoundError:
     )
 
 
+def ambiguous_delivery(message_id: str, deliveries: int) -> ConflictError:
+    return ConflictError(
+        f"message {message_id} has {deliveries} deliveries; give the delivery_id of the one that "
+        "is meant, as status lists them",
+        reason=AMBIGUOUS_DELIVERY,
+        status=_CONFLICT,
+    )
+
+
 def budget_spent(requests: int, seconds_left: float) -> ConflictError:
     return ConflictError(
         f"{requests} requests were sent for this task, which is all that it may ask; answer with "
@@ -133,6 +142,22 @@ def not_allowed(agent: str) -> ForbiddenError:
         reason=PEER_NOT_ALLOWED,
         status=_FORBIDDEN,
     )
+
+
+def why_no_reply(
+    delivery_state: str, attempt: int, progressed: bool, reached: bool
+) -> Literal["undelivered", "unclaimed", "stuck", "silent"] | None:
+    """What keeps the reply to a request; None: it is being worked on.
+
+    `reached`: somebody who could claim it is attached. `progressed`: there was a word about it.
+    """
+    if delivery_state == "acked":
+        return "silent"
+    if attempt == 0:
+        return "unclaimed" if reached else "undelivered"
+    if delivery_state == "leased" and progressed:
+        return None
+    return "stuck"
 
 
 def is_person(agent: str) -> bool:

@@ -28,7 +28,12 @@ from agentbus.store.peer.changes import DeliveryChanged, PeerChange
 
 GapCause = Literal["age", "capacity"]
 PruneWhat = Literal[
-    "messages_by_age", "messages_by_capacity", "tombstones", "receipts", "subscriptions"
+    "messages_by_age",
+    "messages_by_capacity",
+    "tombstones",
+    "receipts",
+    "subscriptions",
+    "deliveries",
 ]
 SubscriptionId = int
 """Row id of a subscription, never reused: a report for an older one cannot move a newer one."""

@@ -294,6 +294,7 @@ KINDS: Final = (
                 "cancelled_reason",
             )
         ),
+        order="rowid",  # what a reassigned one comes from is before it
     ),
     Kind(
         "intervention",

@@ -126,10 +126,11 @@ class Records:
         for name in ("created_sequence", "newest", "removed_through"):
             self._require_committed(name, record[name])
         if record["kind"] == "inbox":
-            agent = record["name"].removeprefix(INBOX_PREFIX)
+            agent = record["name"].lstrip(INBOX_PREFIX)
             _require(
-                record["name"] == INBOX_PREFIX + agent and agent in self._agents.values(),
-                "an inbox is named @ and the name of an agent of the export",
+                record["name"].startswith(INBOX_PREFIX)
+                and any(name.lstrip(INBOX_PREFIX) == agent for name in self._agents.values()),
+                f"an inbox is named {INBOX_PREFIX} and the name of an agent of the export",
             )
         channel = _Channel(
             record["id"],

@@ -68,12 +68,18 @@ from agentbus.store.peer.changes import (
     AbandonLease,
     ClaimDelivery,
     CloseWindow,
+    Decide,
     ExtendLease,
+    ListOpenDeliveries,
+    MarkReplyLate,
+    MarkShown,
     PeerMutation,
 )
 from agentbus.store.peer.claiming import claim_delivery
+from agentbus.store.peer.deciding import decide
 from agentbus.store.peer.leases import abandon_lease, close_window, extend_lease
 from agentbus.store.peer.mutating import change_peer
+from agentbus.store.peer.tracking import list_open, mark_reply_late, mark_shown
 from agentbus.store.pruning import prune_slice
 from agentbus.store.receipts import admit, look_up
 from agentbus.store.sending import send_message
@@ -103,6 +109,10 @@ _HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
     ExtendLease: extend_lease,
     AbandonLease: abandon_lease,
     CloseWindow: close_window,
+    MarkReplyLate: mark_reply_late,
+    MarkShown: mark_shown,
+    ListOpenDeliveries: list_open,
+    Decide: decide,
 }
 
 

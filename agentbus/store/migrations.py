@@ -113,6 +113,7 @@ def _to_4(connection: sqlite3.Connection) -> None:
         "WHERE \"holder\" IS NOT NULL AND \"state\" IN ('queued', 'leased', 'paused')",
         'CREATE INDEX "delivery_late" ON "deliveries" ("sender_agent", "sequence") '
         "WHERE \"reply_state\" IN ('overdue', 'unanswered')",
+        'CREATE INDEX "deliveries_sequence" ON "deliveries" ("sequence")',
         'CREATE INDEX "deliveries_recipient_agent_sequence" '
         'ON "deliveries" ("recipient_agent", "sequence")',
         'CREATE INDEX "deliveries_sender_agent_sequence" '

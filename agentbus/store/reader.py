@@ -193,6 +193,7 @@ _REMOVED_BETWEEN = text(
 _SESSION_ROWS = Session.select(
     Session.id,
     Session.display_name,
+    Agent.id,
     Agent.name,
     Session.application,
     Session.conversation,
@@ -230,6 +231,7 @@ class SessionRow:
 
     session_id: SessionId
     display_name: str
+    agent_id: AgentId
     agent: str
     application: str
     conversation: str

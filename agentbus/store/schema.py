@@ -254,6 +254,7 @@ Delivery.add_index(Delivery.index(Delivery.holder, name="delivery_held").where(I
 Delivery.add_index(
     Delivery.index(Delivery.sender_agent, Delivery.sequence, name="delivery_late").where(IS_LATE)
 )
+Delivery.add_index(Delivery.index(Delivery.sequence))
 Delivery.add_index(Delivery.index(Delivery.recipient_agent, Delivery.sequence))
 Delivery.add_index(Delivery.index(Delivery.sender_agent, Delivery.sequence))
 Delivery.add_index(Delivery.index(Delivery.reply_to))

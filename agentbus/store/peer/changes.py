@@ -118,10 +118,15 @@ class CloseWindow:
 
 @dataclass(frozen=True, slots=True)
 class MarkReplyLate:
-    """A reply was not there in time. Stale (replied, closed, marked before): changes nothing."""
+    """A reply was not there in time. Stale (replied, closed, marked before): changes nothing.
+
+    `reached`: a session that could claim the request is attached. Its result says whether it was
+    not stale.
+    """
 
     delivery_id: DeliveryId
     reply_state: Literal["overdue", "unanswered"]
+    reached: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +140,16 @@ class MarkShown:
 
 @dataclass(frozen=True, slots=True)
 class ListOpenDeliveries:
-    """Answers the `DeliveryView`s that an inbox has to look after; reads only."""
+    """Answers the `DeliveryView`s that an inbox has to look after, a tuple in the order they were
+    made: what its agent has to do, and its requests without an answer. Reads only."""
 
     agent_id: AgentId
 
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """A person's decision; answers `{intervention_id, delivery_id, version, action, state}`.
+    """A person's decision; answers `{intervention_id, delivery_id, version, action, state}`, and
+    `reassigned_to`, the new delivery, where there is one.
 
     Raises ConflictError when `version` is not the newest or it was decided before.
     `to`: name or id of the new recipient, of a reassignment.

@@ -128,6 +128,15 @@ _SELECT_UNTOLD = text(
     .order_by(Delivery.sequence, Delivery.id)
     .limit(SQL(str(PEER_PAGE_MAX)))
 )
+_SELECT_OPEN_OF_AGENT = text(
+    _ROWS.where(
+        ((Delivery.recipient_agent == PLACE) & IS_OPEN)
+        | (
+            (Delivery.sender_agent == PLACE)
+            & Delivery.reply_state.in_((SQL("'awaiting'"), SQL("'overdue'")))
+        )
+    ).order_by(SQL("rowid"))
+)
 
 
 def load(work: Work, delivery_id: str) -> DeliveryRow | None:
@@ -162,6 +171,12 @@ def next_queued(
 def untold(work: Work, agent_id: AgentId, session_id: SessionId) -> list[DeliveryRow]:
     """Requests of the agent whose replies are late, as this session has not been told yet."""
     rows = work.execute(_SELECT_UNTOLD, (agent_id, session_id)).fetchall()
+    return [DeliveryRow(*row) for row in rows]
+
+
+def open_of_agent(work: Work, agent_id: AgentId) -> list[DeliveryRow]:
+    """What it has to do, and its own requests that a reply is still awaited for."""
+    rows = work.execute(_SELECT_OPEN_OF_AGENT, (agent_id, agent_id)).fetchall()
     return [DeliveryRow(*row) for row in rows]
 
 

@@ -52,6 +52,11 @@ class DirectRecords:
             record["sequence"] <= self._last_sequence,
             "sequence is above last_sequence of the header",
         )
+        if record["reassigned_from"] is not None:
+            _require(
+                record["reassigned_from"] in self._deliveries,
+                "reassigned_from is no delivery before it",
+            )
         state = record["state"]
         message = self._messages.get(record["message_id"])
         if message is None:
@@ -96,11 +101,9 @@ class DirectRecords:
     def missing(self) -> str | None:
         """What is missing when all were read."""
         for delivery_id, record in self._deliveries.items():
-            origin, intervention = record["reassigned_from"], record["intervention"]
-            if origin is not None and origin not in self._deliveries:
-                return f"delivery {delivery_id!r}: reassigned_from is no delivery of the export"
+            intervention = record["intervention"]
             if intervention is not None and (
-                self._interventions.get(intervention, ("", False))[0] != delivery_id
+                self._interventions.get(intervention, ("", False))[0] not in self._before(record)
             ):
                 return f"delivery {delivery_id!r}: intervention is none of it in the export"
             if record["state"] == "paused" and (
@@ -108,6 +111,14 @@ class DirectRecords:
             ):
                 return f"delivery {delivery_id!r}: is paused, but nothing is to be decided"
         return None
+
+    def _before(self, record: dict[str, Any]) -> list[str]:
+        """The delivery itself and those that it was reassigned from; all are in the export."""
+        ids = [record["id"]]
+        while (origin := record["reassigned_from"]) is not None:
+            ids.append(origin)
+            record = self._deliveries[origin]
+        return ids
 
     def _require_agent(self, name: str, agent_id: str) -> None:
         _require(agent_id in self._agents, f"{name} is no agent of the export")

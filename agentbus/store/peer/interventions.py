@@ -57,6 +57,18 @@ _SELECT = text(
 _SET_STOP_STATUS = text(
     Intervention.update({Intervention.stop_status: PLACE}).where(Intervention.id == PLACE)
 )
+_SET_DECISION = text(
+    Intervention.update(
+        {
+            Intervention.version: PLACE,
+            Intervention.action: PLACE,
+            Intervention.instructions: PLACE,
+            Intervention.decided_by: PLACE,
+            Intervention.decided_at_us: PLACE,
+            Intervention.told: PLACE,
+        }
+    ).where(Intervention.id == PLACE)
+)
 _SET_TOLD = text(
     Intervention.update({Intervention.told: SQL("1")}).where(
         (Intervention.id == PLACE)
@@ -152,3 +164,18 @@ def resume_context(row: InterventionRow) -> dict[str, Any]:
         "decided_by": row.decided_by,
         "decided_at": rfc3339(row.decided_at_us),
     }
+
+
+def record_decision(
+    work: Work,
+    row: InterventionRow,
+    action: Decision,
+    *,
+    instructions: str | None,
+    decided_by: str,
+) -> None:
+    """The person's answer, once. Without instructions there is nothing to show anybody."""
+    before = (row.action, row.instructions, row.decided_by, row.decided_at_us)
+    after = (action, instructions, decided_by, work.now_us)
+    work.execute(_SET_DECISION, (row.version + 1, *after, instructions is None, row.id))
+    work.counters.logical_bytes += row_bytes(after) - row_bytes(before)
