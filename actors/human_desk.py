@@ -42,6 +42,7 @@ from agentbus.rules.receipts import digest, payload_of
 from agentbus.store.changes import BindSession, Change, SessionBound
 from agentbus.store.peer.changes import Decide, MarkShown, PeerMutation
 from agentbus.store.peer.people import PeopleReader
+from agentbus.store.peer.reading import Attached
 
 APPLICATION = "human"
 CONVERSATION = "commands"
@@ -78,12 +79,14 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
     def __init__(
         self,
         open_store: Callable[[], PeopleReader],
+        attached: Callable[[], Attached],
         ledger: Address[LedgerMessage],
         config: Config,
         person: str,
     ) -> None:
         super().__init__()
         self._open_store = open_store
+        self._attached = attached
         self._ledger = ledger
         self._config = config
         self._person = person
@@ -141,7 +144,8 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
             case HumanReplies(limit):
                 self._replies(limit, reply_to)
             case Requests(state, agent, limit):
-                reply_to.set({"requests": self._store.requests(state, agent, limit)})
+                requests = self._store.requests(state, agent, limit, self._attached())
+                reply_to.set({"requests": requests})
             case _:
                 assert_never(request)
 

@@ -216,7 +216,11 @@ class System:
         )
         reporter = self._begin(ReporterActor(sources, timer, config, clock), self._threaded)
         human_desk = HumanDeskActor(
-            lambda: PeopleReader(database_path(config)), ledger, config, person_of_this_process()
+            lambda: PeopleReader(database_path(config)),
+            presences.attached,
+            ledger,
+            config,
+            person_of_this_process(),
         )
         people = self._begin(human_desk, self._threaded)
         desks = Desks(registrar, reporter, self._supervisor, waits, people)

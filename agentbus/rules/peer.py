@@ -144,6 +144,20 @@ def not_allowed(agent: str) -> ForbiddenError:
     )
 
 
+def is_person(agent: str) -> bool:
+    """Whether an agent's name is that of a person, which only the daemon gives."""
+    return agent.startswith(HUMAN_PREFIX)
+
+
+def not_to_people(agent: str) -> ForbiddenError:
+    return ForbiddenError(
+        f"{agent!r} is a person: answer a message of theirs with reply, and ask a person about "
+        "work that you hold with human; nothing else is sent to people",
+        reason=PEER_NOT_ALLOWED,
+        status=_FORBIDDEN,
+    )
+
+
 def why_no_reply(
     delivery_state: str, attempt: int, progressed: bool, reached: bool
 ) -> Literal["undelivered", "unclaimed", "stuck", "silent"] | None:
@@ -158,20 +172,6 @@ def why_no_reply(
     if delivery_state == "leased" and progressed:
         return None
     return "stuck"
-
-
-def is_person(agent: str) -> bool:
-    """Whether an agent's name is that of a person, which only the daemon gives."""
-    return agent.startswith(HUMAN_PREFIX)
-
-
-def not_to_people(agent: str) -> ForbiddenError:
-    return ForbiddenError(
-        f"{agent!r} is a person: answer a message of theirs with reply, and ask a person about "
-        "work that you hold with human; nothing else is sent to people",
-        reason=PEER_NOT_ALLOWED,
-        status=_FORBIDDEN,
-    )
 
 
 def why_a_person(

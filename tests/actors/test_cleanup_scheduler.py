@@ -78,7 +78,7 @@ class Scheduler:
         return cast(PruneSlice, submit.change).what
 
     def round(self) -> list[str]:
-        return [self.answer() for _ in range(4)]
+        return [self.answer() for _ in ROUND]
 
     def evict(self, freed_bytes: int, rows: int = 1) -> int:
         """Answer a slice for room with what it freed; how much was asked for."""
@@ -147,6 +147,7 @@ def test_a_full_slice_is_followed_by_another_of_the_same_sort(scheduler: Schedul
     assert scheduler.answer() == "tombstones"
     assert scheduler.answer() == "subscriptions"
     assert scheduler.answer() == "receipts"
+    assert scheduler.answer() == "deliveries"
     scheduler.idle()
     assert scheduler.actor.cleanup_statistics().removed_rows == PRUNE_ROWS + 7
 

@@ -48,7 +48,11 @@ class Office:
         self.ledger = Probe()
         self.address = start_actor(
             HumanDeskActor(
-                lambda: PeopleReader(self.bus.path), self.ledger.address, self.bus.config, PERSON
+                lambda: PeopleReader(self.bus.path),
+                dict,
+                self.ledger.address,
+                self.bus.config,
+                PERSON,
             )
         )
 

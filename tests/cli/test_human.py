@@ -11,6 +11,7 @@ import pytest
 
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_NOT_RUNNING, EXIT_OK, EXIT_USAGE
 from agentbus.encoding import decode_strict
+from agentbus.errors import ValidationError
 from agentbus.ids import new_id
 from tests.bus_fixture import ThrowAwayBus
 from tests.cli.command import agentbus_admin, run
@@ -50,9 +51,9 @@ def shared_bus() -> Iterator[ThrowAwayBus]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def asker(shared_bus: ThrowAwayBus) -> Iterator[PeerSession]:
-    """An agent that asks others for work."""
+    """A session that asks others for work; a new one each time, as it may ask only so much."""
     with PeerSession(shared_bus.attach("Asker")) as session:
         yield session
 
@@ -90,6 +91,14 @@ def test_every_command_needs_a_daemon(stopped_bus: ThrowAwayBus) -> None:
         done = agentbus_admin(stopped_bus, *command)
         assert done.returncode == EXIT_NOT_RUNNING, command
         assert "no daemon is running" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["human:root", "human:", "@Sam"])
+def test_nobody_attaches_under_the_name_of_a_person_or_an_inbox(
+    shared_bus: ThrowAwayBus, name: str
+) -> None:
+    with pytest.raises(ValidationError, match="must not begin with"):
+        shared_bus.attach(name)
 
 
 def test_an_empty_bus_says_that_nothing_waits(running_bus: ThrowAwayBus) -> None:

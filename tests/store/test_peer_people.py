@@ -123,14 +123,14 @@ def test_replies_are_listed_newest_first_and_not_more_than_a_result_holds(
 def test_requests_are_those_of_all_agents_by_state_and_by_agent(
     bus: Bus, people: PeopleReader
 ) -> None:
-    kim, sam, _ = Peer(bus, "Kim"), Peer(bus, "Sam"), Peer(bus, "Ann")
+    kim, sam, ann = Peer(bus, "Kim"), Peer(bus, "Sam"), Peer(bus, "Ann")
     kim.ask("Sam", "Ann", body="x" * 500)
     sam.ask("Ann")
     kim.send("Sam")  # an info is no request
     sam.do("reply", sam.claim()["delivery_id"])
 
     def seen(state: Any = None, agent: str | None = None) -> list[tuple[str, str, str]]:
-        rows = people.requests(state, agent, 100)
+        rows = people.requests(state, agent, 100, {})
         return [(row["from"], row["to"], row["reply_state"]) for row in rows]
 
     assert seen() == [("Sam", "Ann", "awaiting"), ("Kim", "Ann", "awaiting")]
@@ -139,8 +139,11 @@ def test_requests_are_those_of_all_agents_by_state_and_by_agent(
     assert seen(agent="Kim") == [("Kim", "Ann", "awaiting")]
     assert seen(agent="Sam") == [("Sam", "Ann", "awaiting")]
     assert seen(agent="Nobody") == []
-    (row,) = people.requests("replied", None, 100)
+    (row,) = people.requests("replied", None, 100, {})
     assert len(row["excerpt"]) == EXCERPT_CHARACTERS
     assert (row["delivery_state"], row["session"]) == ("acked", "Sam")
     assert row["reply_message_id"] is not None
-    assert len(people.requests(None, None, 1)) == 1
+    assert len(people.requests(None, None, 1, {})) == 1
+    for attached, cause in (({}, "undelivered"), ({ann.agent_id: {ann.session_id}}, "unclaimed")):
+        rows = people.requests("awaiting", None, 100, attached)
+        assert {row["cause"] for row in rows} == {cause}

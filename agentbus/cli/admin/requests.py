@@ -24,13 +24,14 @@ def requests(arguments: Arguments) -> int:
     console().print(
         table(
             f"Requests ({len(rows)})",
-            ("Message", "From", "To", "Reply", "Work", "Due", "What"),
+            ("Message", "From", "To", "Reply", "Cause", "Work", "Due", "What"),
             (
                 (
                     row["message_id"],
                     row["from"],
                     row["to"],
                     row["reply_state"],
+                    row["cause"],
                     row["delivery_state"],
                     row["reply_due_at"],
                     row["excerpt"],

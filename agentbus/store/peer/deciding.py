@@ -37,12 +37,12 @@ _ANEW: dict[str, Any] = {
 def decide(work: Work, change: Decide) -> Done:
     """Compare and set on the version. Raises NotFoundError, ConflictError or ValidationError."""
     instructions = _instructions(change)
-    intervention = _question(work, change)
+    intervention = _intervention(work, change)
     row = deliveries.load(work, intervention.delivery)
     if row is None or row.state != "paused" or row.intervention != intervention.id:
         state = "gone" if row is None else row.state
         raise ConflictError(
-            f"the delivery of question {intervention.id} is {state}; there is nothing to decide",
+            f"the delivery of intervention {intervention.id} is {state}: nothing is to be decided",
             reason=VERSION_CHANGED,
             status=409,
         )
@@ -90,22 +90,22 @@ def _instructions(change: Decide) -> str | None:
     return instructions
 
 
-def _question(work: Work, change: Decide) -> InterventionRow:
+def _intervention(work: Work, change: Decide) -> InterventionRow:
     intervention = load_intervention(work, change.intervention_id)
     if intervention is None:
         raise NotFoundError(
-            f"there is no question {change.intervention_id!r}; human list shows those there are"
+            f"there is no intervention {change.intervention_id!r}; human list shows those there are"
         )
     if intervention.action is not None:
         raise ConflictError(
-            f"question {intervention.id} was decided before, by {intervention.decided_by}: "
+            f"intervention {intervention.id} was decided before, by {intervention.decided_by}: "
             f"{intervention.action}",
             reason=VERSION_CHANGED,
             status=409,
         )
     if intervention.version != change.version:
         raise ConflictError(
-            f"question {intervention.id} is at version {intervention.version}, not "
+            f"intervention {intervention.id} is at version {intervention.version}, not "
             f"{change.version}: look at it again, then decide",
             reason=VERSION_CHANGED,
             status=409,

@@ -7,14 +7,19 @@ nothing is left out because of who sent it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from peewee import JOIN, SQL, fn
 
-from agentbus.encoding import decode_trusted, encode
+from agentbus.encoding import decode_trusted
 from agentbus.envelope import rfc3339
 from agentbus.limits import RESULT_BYTES
 from agentbus.protocol.people import UNANSWERED_STATES, RequestState
+from agentbus.store.peer.changes import ReplyCause
+from agentbus.store.peer.deliveries import DeliveryRow
+from agentbus.store.peer.directory import among
+from agentbus.store.peer.reading import Attached, cause_with
 from agentbus.store.reader import Reader
 from agentbus.store.schema import (
     PLACE,
@@ -99,21 +104,10 @@ _REPLIES = text(
     .limit(PLACE)
 )
 
+_DELIVERY_COLUMNS = tuple(getattr(Delivery, name) for name in DeliveryRow._fields)
 _REQUESTS = text(
     Delivery.select(
-        Delivery.message_id,
-        Delivery.id,
-        _SENDER.name,
-        _RECIPIENT.name,
-        _HOLDER.display_name,
-        Delivery.thread,
-        Delivery.state,
-        Delivery.reply_state,
-        Delivery.reply_due_us,
-        Delivery.reply_message_id,
-        Delivery.late_reply_message_id,
-        Delivery.created_at_us,
-        Message.envelope,
+        *_DELIVERY_COLUMNS, _SENDER.name, _RECIPIENT.name, _HOLDER.display_name, Message.envelope
     )
     .join(_SENDER, JOIN.LEFT_OUTER, on=(_SENDER.id == Delivery.sender_agent))
     .join(_RECIPIENT, JOIN.LEFT_OUTER, on=(_RECIPIENT.id == Delivery.recipient_agent))
@@ -159,12 +153,13 @@ class PeopleReader(Reader):
         return replies
 
     def requests(
-        self, state: RequestState | None, agent: str | None, limit: int
+        self, state: RequestState | None, agent: str | None, limit: int, attached: Attached
     ) -> list[dict[str, Any]]:
         """Tracked requests, one row for each recipient, the newest first."""
         states = UNANSWERED_STATES if state is None else (state,)
-        among = encode(states).decode()
-        return [_request(row) for row in self._all(_REQUESTS, among, agent, agent, agent, limit)]
+        rows = self._all(_REQUESTS, among(states), agent, agent, agent, limit)
+        cause = cause_with(attached)
+        return [_request(row, cause) for row in rows]
 
 
 def _intervention(row: Row) -> dict[str, Any]:
@@ -228,25 +223,24 @@ def _reply(row: Row) -> dict[str, Any]:
     }
 
 
-def _request(row: Row) -> dict[str, Any]:
-    (
-        message_id, delivery_id, sender, recipient, holder, thread, state, reply_state,
-        reply_due_us, reply_message_id, late_reply_message_id, created_at_us, envelope,
-    ) = row  # fmt: skip
-    body = _content(envelope)
+def _request(row: Row, cause: Callable[[DeliveryRow], ReplyCause | None]) -> dict[str, Any]:
+    delivery = DeliveryRow(*row[: len(_DELIVERY_COLUMNS)])
+    sender, recipient, holder, envelope = row[len(_DELIVERY_COLUMNS) :]
+    due_us, body = delivery.reply_due_us, _content(envelope)
     return {
-        "message_id": message_id,
-        "delivery_id": delivery_id,
+        "message_id": delivery.message_id,
+        "delivery_id": delivery.id,
         "from": sender,
         "to": recipient,
         "session": holder,
-        "thread_id": thread,
-        "delivery_state": state,
-        "reply_state": reply_state,
-        "reply_due_at": None if reply_due_us is None else rfc3339(reply_due_us),
-        "reply_message_id": reply_message_id,
-        "late_reply_message_id": late_reply_message_id,
-        "sent_at": rfc3339(created_at_us),
+        "thread_id": delivery.thread,
+        "delivery_state": delivery.state,
+        "reply_state": delivery.reply_state,
+        "cause": cause(delivery),
+        "reply_due_at": None if due_us is None else rfc3339(due_us),
+        "reply_message_id": delivery.reply_message_id,
+        "late_reply_message_id": delivery.late_reply_message_id,
+        "sent_at": rfc3339(delivery.created_at_us),
         "excerpt": None if body is None else body[:EXCERPT_CHARACTERS],
     }
 

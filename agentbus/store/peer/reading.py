@@ -177,7 +177,7 @@ class PeerReader(DirectoryReader):
                 "message_id": message_id,
                 "thread_id": rows[0].thread,
                 "envelope": self._envelope(message_id),
-                "deliveries": [_delivery_data(row, names, _cause_with(attached)) for row in rows],
+                "deliveries": [_delivery_data(row, names, cause_with(attached)) for row in rows],
             }
 
     def requests(
@@ -188,7 +188,7 @@ class PeerReader(DirectoryReader):
         with self._snapshot():
             rows = self._rows(_REQUESTS, agent_id, among(states), limit)
             names = self._names(rows)
-        cause = _cause_with(attached)
+        cause = cause_with(attached)
         return RequestsPage(
             tuple(
                 {
@@ -315,7 +315,7 @@ class PeerReader(DirectoryReader):
             slots=slots_of(
                 rows,
                 lambda row: row.recipient_session or names[row.recipient_agent],
-                _cause_with(attached),
+                cause_with(attached),
                 answers,
             ),
             excluded=len(responses - counted),
@@ -399,7 +399,7 @@ class PeerReader(DirectoryReader):
         return dict(self._all(_NAMES, among(agents)))
 
 
-def _cause_with(attached: Attached) -> Callable[[DeliveryRow], ReplyCause | None]:
+def cause_with(attached: Attached) -> Callable[[DeliveryRow], ReplyCause | None]:
     """Why a reply is missing as it is now; the row only remembers what was when it became late."""
 
     def cause(row: DeliveryRow) -> ReplyCause | None:
