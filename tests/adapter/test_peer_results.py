@@ -50,6 +50,15 @@ def test_a_wait_is_cut_to_what_the_client_allows_and_the_result_says_so(
     play()
 
 
+@scenario
+async def test_who_waits_in_vain_again_and_again_is_told_what_to_do_instead(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    daemon.answers["peer"] = [*[NOTHING] * 5, claimed(), NOTHING]
+    told = [await adapter.peer("wait", timeout=timeout) for timeout in (1, 0, 1, 0, 1, 1, 1)]
+    assert [("hint" in one) for one in told] == [False] * 4 + [True, False, False]
+
+
 @pytest.mark.parametrize("op", ["wait", "collect"])
 def test_a_call_that_the_client_cancels_is_cancelled_at_the_daemon_too(op: str) -> None:
     args = {"message_id": "m1"} if op == "collect" else {}
