@@ -37,14 +37,17 @@ from agentbus.projection.ownership import read_record
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client, NotificationCallback
 from agentbus.transport.singleton import DaemonLock, RuntimePaths
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 ROOT = Path(__file__).resolve().parent.parent
 
 READY_WITHIN_S = 30.0
 """A start on a busy machine, the start of Redis included."""
 
-ANSWER_WITHIN_S = 10.0
+ANSWER_WITHIN_S = PATIENCE_S
+HEARTBEAT_WITHIN_S = 5.0
+"""Nothing that a daemon does keeps it from answering one."""
+
 _POLL_S = 0.01
 
 
@@ -195,20 +198,20 @@ class ThrowAwayBus:
     def state(self) -> str | None:
         """The readiness that a heartbeat reports; None when nobody answers."""
         try:
-            with Client.connect(self.runtime.socket, timeout_s=1.0) as client:
-                return str(client.request("heartbeat", {}, 1.0)["state"])
+            with Client.connect(self.runtime.socket, timeout_s=HEARTBEAT_WITHIN_S) as client:
+                return str(client.request("heartbeat", {}, HEARTBEAT_WITHIN_S)["state"])
         except UnavailableError:
             return None
 
-    def stop(self, within_s: float = 10.0) -> int:
+    def stop(self, within_s: float = PATIENCE_S) -> int:
         """Ask the daemon to end, as a service manager does; its exit code."""
         return self._end(signal.SIGTERM, within_s)
 
     def kill(self) -> None:
         """End the daemon without a chance to do anything; its Redis goes on, as after a crash."""
-        self._end(signal.SIGKILL, 10.0)
+        self._end(signal.SIGKILL, PATIENCE_S)
 
-    def wait_ended(self, within_s: float = 10.0) -> int:
+    def wait_ended(self, within_s: float = PATIENCE_S) -> int:
         """Wait for a daemon that ends by itself (a failpoint, a `stop` request); its exit code."""
         assert self.daemon is not None, "no daemon was started"
         try:
@@ -310,7 +313,7 @@ class ThrowAwayBus:
         self.close()
 
 
-def stop_daemon(runtime: RuntimePaths, within_s: float = 10.0) -> None:
+def stop_daemon(runtime: RuntimePaths, within_s: float = PATIENCE_S) -> None:
     """End a daemon that an adapter or a client has started, if there is one; then it has gone."""
     if runtime.socket.exists():
         with Client.connect(runtime.socket, ANSWER_WITHIN_S) as client:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-POLL_S = 0.005
+PATIENCE_S: Final = 20.0
+"""For what takes a moment, on a machine that does something else meanwhile. Only a failing test
+waits that long."""
+
+POLL_S: Final = 0.005
 
 
-def eventually(look: Callable[[], T], within_s: float = 10.0, *, what: str = "") -> T:
+def eventually(look: Callable[[], T], within_s: float = PATIENCE_S, *, what: str = "") -> T:
     """The first true value that `look` gives; AssertionError when the time is over."""
     deadline_s = time.monotonic() + within_s
     while True:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +86,6 @@ class Hook:
     def documents(self) -> list[Any]:
         """What the runs have read, in order."""
         return [decode_strict(line) for line in self.lines("documents")]
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Wait for a condition on other processes, which nothing can announce here."""
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not true within {within_s:g} s"
-        time.sleep(0.002)
 
 
 def is_there(pid: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pykka.messages import ProxyGetAttr
 
 from actors.base import Address, BusActor, start_actor
+from tests.eventually import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class Probe:
         self._actor = ProbeActor()
         self.address: Address[Any] = start_actor(self._actor, label=label)
 
-    def expect(self, kind: type[T], within: float = 2.0) -> T:
+    def expect(self, kind: type[T], within: float = PATIENCE_S) -> T:
         """Remove and return the oldest message of this type, waiting at most `within` seconds."""
         deadline = time.monotonic() + within
         with self._actor.changed:
@@ -51,7 +52,11 @@ class Probe:
                 self._actor.changed.wait(remaining)
 
     def expect_nothing_of(
-        self, kind: type[object], *, through: tuple[Address[Any], ...] = (), within: float = 2.0
+        self,
+        kind: type[object],
+        *,
+        through: tuple[Address[Any], ...] = (),
+        within: float = PATIENCE_S,
     ) -> None:
         """No message of this type is there once the actors of `through` have handled theirs.
 
@@ -84,7 +89,7 @@ class Probe:
         self.stop()
 
 
-def settle(*addresses: Address[Any], within: float = 2.0) -> None:
+def settle(*addresses: Address[Any], within: float = PATIENCE_S) -> None:
     """Wait until each actor, one after the other, has handled all it had been told by then."""
     for address in addresses:
         address.ref.ask(ProxyGetAttr(attr_path=("actor_urn",)), timeout=within)

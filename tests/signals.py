@@ -21,6 +21,11 @@ _PROC = Path("/proc")
 def freeze(pid: int) -> None:
     """SIGSTOP; afterwards no thread of the process runs until it is sent SIGCONT."""
     os.kill(pid, signal.SIGSTOP)
+    wait_frozen(pid)
+
+
+def wait_frozen(pid: int) -> None:
+    """The same for a process that somebody else stops, or that stops itself."""
     eventually(lambda: _is_frozen(pid), ACTED_WITHIN_S, what=f"process {pid} stands still")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentbus.inspection_guard import Guard
 from agentbus.processes import start_mark
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.signals import freeze, kill
 
 
@@ -41,7 +41,7 @@ def test_what_runs_at_the_end_is_killed_and_what_has_ended_is_left_alone() -> No
             guard.began(each.pid)
         guard.ended(ended.pid)
         guard.close()
-        assert running.wait(5.0) == -signal.SIGKILL
+        assert running.wait(PATIENCE_S) == -signal.SIGKILL
         assert running.stdout is not None
         assert running.stdout.read() == b"", "a process of the group holds its output"
         assert ended.poll() is None
@@ -59,7 +59,7 @@ def test_a_killed_owner_is_an_end_too() -> None:
     with group() as running:
         owner = subprocess.run([sys.executable, "-c", _OWNER, str(running.pid)])
         assert owner.returncode == -signal.SIGKILL
-        assert running.wait(5.0) == -signal.SIGKILL
+        assert running.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("strike", [kill, freeze])

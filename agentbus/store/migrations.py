@@ -105,14 +105,13 @@ def _to_4(connection: sqlite3.Connection) -> None:
         '"reply_due_us" INTEGER, "unanswered_us" INTEGER, "reply_message_id" TEXT, '
         '"late_reply_message_id" TEXT, "cause" TEXT, "cancelled_reason" TEXT)',
         'CREATE INDEX "deliveries_message_id" ON "deliveries" ("message_id")',
-        'CREATE INDEX "delivery_open" ON "deliveries" ("recipient_agent", "sequence") '
+        'CREATE INDEX "delivery_open" ON "deliveries" ("recipient_agent", "state", "sequence") '
         "WHERE \"state\" IN ('queued', 'leased', 'paused')",
-        'CREATE INDEX "delivery_claimed" ON "deliveries" ("recipient_agent") '
-        "WHERE \"state\" IN ('leased', 'paused')",
         'CREATE INDEX "delivery_held" ON "deliveries" ("holder") '
         "WHERE \"holder\" IS NOT NULL AND \"state\" IN ('queued', 'leased', 'paused')",
-        'CREATE INDEX "delivery_late" ON "deliveries" ("sender_agent", "sequence") '
-        "WHERE \"reply_state\" IN ('overdue', 'unanswered')",
+        'CREATE INDEX "delivery_unanswered" '
+        'ON "deliveries" ("sender_agent", "reply_state", "sequence") '
+        "WHERE \"reply_state\" IN ('awaiting', 'overdue', 'unanswered')",
         'CREATE INDEX "deliveries_sequence" ON "deliveries" ("sequence")',
         'CREATE INDEX "deliveries_recipient_agent_sequence" '
         'ON "deliveries" ("recipient_agent", "sequence")',

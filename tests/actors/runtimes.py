@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import pykka
 
 from actors.base import BusActor, MailboxActor, Reply
 from actors.pool import Dispatcher, PooledActor
+from tests.eventually import PATIENCE_S
 
 
 class Runtime:
@@ -36,8 +36,8 @@ def running(name: str) -> Iterator[Runtime]:
     try:
         yield Runtime(name, dispatcher)
     finally:
-        pykka.ActorRegistry.stop_all(timeout=5)
-        assert dispatcher.stop(5)
+        pykka.ActorRegistry.stop_all(timeout=PATIENCE_S)
+        assert dispatcher.stop(PATIENCE_S)
 
 
 @contextmanager
@@ -49,13 +49,6 @@ def switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-def eventually(condition: Callable[[], bool], within: float = 5.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {within} s"
-        time.sleep(0.001)
 
 
 class Recorder(MailboxActor[object]):

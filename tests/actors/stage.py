@@ -61,6 +61,7 @@ from agentbus.store.changes import (
     SubscriptionOpened,
     SubscriptionRow,
 )
+from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.redis_fixture import PrivateRedis, set_mark
 from tests.store.bus import Bus, Speaker
@@ -106,7 +107,7 @@ class RecordingLink:
             self.frames = [frame for frame in self.frames if frame["method"] != method]
         return found
 
-    def wait_closed(self, within_s: float = 5.0) -> str:
+    def wait_closed(self, within_s: float = PATIENCE_S) -> str:
         with self.changed:
             assert self.changed.wait_for(lambda: self.closed, within_s), "still open"
         return cast(str, self.reason)
@@ -192,8 +193,8 @@ class Stage:
             barrier = FutureReply()
             self.tell(PullAsked(Pull(self.attachment, 0, {}, 1, 1), barrier))
             with suppress(BusError):
-                barrier.get(5.0)
-            deadline_s = time.monotonic() + 5.0
+                barrier.get(PATIENCE_S)
+            deadline_s = time.monotonic() + PATIENCE_S
             while self.address.statistics().busy:
                 assert time.monotonic() < deadline_s, "the attachment is still busy"
                 time.sleep(0.0002)
@@ -209,7 +210,7 @@ class Stage:
         """An operation with everything that follows from it."""
         reply = self.ask(operation, **arguments)
         self.settle_changes()
-        return reply.get(2.0)
+        return reply.get(PATIENCE_S)
 
     def pull(self, after: int, channel: str = "general", **changes: Any) -> FutureReply:
         self._pulls += 1
@@ -343,8 +344,8 @@ class Stage:
 
     def close(self) -> None:
         if hasattr(self, "actor"):
-            stop_actor(self.address, 5.0)
-        self.dispatcher.stop(5.0)
+            stop_actor(self.address, PATIENCE_S)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         for probe in (self.ledger, self.projector, self.registrar):
             probe.stop()

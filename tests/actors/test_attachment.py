@@ -32,7 +32,7 @@ from agentbus.protocol.operations import WhoAmI
 from agentbus.protocol.session import Pull
 from agentbus.store.changes import SendMessage
 from tests.actors.stage import Stage, stage_on
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.probe import settle
 from tests.redis_fixture import PrivateRedis
 
@@ -126,13 +126,13 @@ def test_a_refused_request_does_not_hold_up_what_was_to_be_pushed(stage: Stage) 
     assert stage.pushed() == [1]
     entered, leave = threading.Event(), threading.Event()
     stage.tell(Request(WhoAmI(), stage.attachment, Held(entered, leave)))
-    assert entered.wait(2.0)
+    assert entered.wait(PATIENCE_S)
     stage.say("b")  # the wake-up and the refused request wait together
     settle(*stage.channels.addresses())
     refused = stage.ask("history", channel="nowhere")
     leave.set()
     with pytest.raises(NotFoundError):
-        refused.get(2.0)
+        refused.get(PATIENCE_S)
     eventually(lambda: stage.link.frames, 2.0, what="a delivery without any further message")
 
 
@@ -144,7 +144,7 @@ class Held:
 
     def set(self, value: Any) -> None:
         self._entered.set()
-        assert self._leave.wait(5.0)
+        assert self._leave.wait(PATIENCE_S)
 
     def set_exception(self, error: BaseException) -> None:
         raise AssertionError(error)
@@ -157,7 +157,7 @@ def test_a_pull_reads_from_where_it_says_without_using_the_window(stage: Stage) 
     stage.attach(window=(1, MIB))
     stage.say(*"abcd")
     assert stage.pushed() == [1]
-    answer = stage.pull(1).get(2.0)
+    answer = stage.pull(1).get(PATIENCE_S)
     assert answer["epoch"] == 1
     assert records(answer) == [2, 3, 4]
     assert stage.pushed() == []
@@ -170,22 +170,22 @@ def test_a_pull_takes_no_more_than_it_asks_for_but_at_least_one(stage: Stage) ->
     stage.attach(window=(1, 1))
     stage.say("a" * 100, "b" * 3000, "c" * 100)
     stage.pushed()
-    assert records(stage.pull(0, count=2).get(2.0)) == [1, 2]
-    assert records(stage.pull(0, max_bytes=700).get(2.0)) == [1]
-    assert records(stage.pull(1, max_bytes=10).get(2.0)) == [2]
+    assert records(stage.pull(0, count=2).get(PATIENCE_S)) == [1, 2]
+    assert records(stage.pull(0, max_bytes=700).get(PATIENCE_S)) == [1]
+    assert records(stage.pull(1, max_bytes=10).get(PATIENCE_S)) == [2]
 
 
 def test_a_pull_may_include_own_messages(stage: Stage) -> None:
     stage.attach()
     stage.say("theirs")
     stage.say("mine", speaker=stage.sam)
-    assert records(stage.pull(0).get(2.0)) == [1]
-    assert records(stage.pull(0, include_own=True).get(2.0)) == [1, 2]
+    assert records(stage.pull(0).get(PATIENCE_S)) == [1]
+    assert records(stage.pull(0, include_own=True).get(PATIENCE_S)) == [1, 2]
 
 
 def test_a_pull_without_wait_answers_at_once_with_nothing(stage: Stage) -> None:
     stage.attach()
-    assert stage.pull(0).get(2.0) == {"epoch": 1, "deliveries": []}
+    assert stage.pull(0).get(PATIENCE_S) == {"epoch": 1, "deliveries": []}
 
 
 def test_a_waiting_pull_answers_when_something_comes(stage: Stage) -> None:
@@ -195,7 +195,7 @@ def test_a_waiting_pull_answers_when_something_comes(stage: Stage) -> None:
     stage.say("mine", speaker=stage.sam)  # an own message is nothing to answer with
     stage.settle()
     stage.say("theirs")
-    assert records(reply.get(2.0)) == [2]
+    assert records(reply.get(PATIENCE_S)) == [2]
 
 
 def test_a_waiting_pull_answers_with_nothing_when_its_time_is_over(stage: Stage) -> None:
@@ -206,14 +206,14 @@ def test_a_waiting_pull_answers_with_nothing_when_its_time_is_over(stage: Stage)
     stage.settle()
     assert stage.timer.statistics().delivered == 0
     stage.clock.advance(0.001)
-    assert reply.get(2.0) == {"epoch": 1, "deliveries": []}
+    assert reply.get(PATIENCE_S) == {"epoch": 1, "deliveries": []}
 
 
 def test_a_cancelled_pull_is_answered_once(stage: Stage) -> None:
     stage.attach()
     reply = stage.pull(0, wait_ms=5000)
     stage.cancel_pull()
-    assert reply.get(2.0)["deliveries"] == []
+    assert reply.get(PATIENCE_S)["deliveries"] == []
     stage.cancel_pull()
     stage.clock.advance(6)
     stage.settle()
@@ -226,15 +226,15 @@ def test_a_pull_whose_number_is_used_again_is_answered_as_if_cancelled(stage: St
     for reply in replies:
         pull = Pull(stage.attachment, 7, {stage.general: Sequence(0)}, 100, MIB, wait_ms=5000)
         stage.tell(PullAsked(pull, reply))
-    assert replies[0].get(2.0)["deliveries"] == []
+    assert replies[0].get(PATIENCE_S)["deliveries"] == []
     stage.say("a")
-    assert records(replies[1].get(2.0)) == [1]
+    assert records(replies[1].get(PATIENCE_S)) == [1]
 
 
 def test_a_position_that_only_a_pull_names_moves_neither_pushes_nor_cursors(stage: Stage) -> None:
     stage.attach()
     beyond = 2**63 - 1
-    assert records(stage.pull(beyond).get(2.0)) == []
+    assert records(stage.pull(beyond).get(PATIENCE_S)) == []
     stage.report(1, {stage.general: beyond})
     assert stage.flush().handed_off == {}
     stage.say("a")
@@ -244,7 +244,7 @@ def test_a_position_that_only_a_pull_names_moves_neither_pushes_nor_cursors(stag
 def test_a_pull_of_a_subscription_that_is_gone_answers_nothing(stage: Stage) -> None:
     stage.attach()
     reply = stage.pull(0)
-    reply.get(2.0)
+    reply.get(PATIENCE_S)
     general = stage.general
     stage.operate("unsubscribe", channel="general")
     assert general not in {row.subscription_id for row in stage.rows()}
@@ -257,10 +257,10 @@ def test_pulls_wait_no_longer_when_the_bus_is_not_ready(stage: Stage) -> None:
     reply = stage.pull(0, wait_ms=5000)
     stage.tell(ReadinessChanged("recovering", RecoveryEpoch(2), 321))
     with pytest.raises(UnavailableError) as refused:
-        reply.get(2.0)
+        reply.get(PATIENCE_S)
     assert refused.value.retry_after_ms == 321
     with pytest.raises(UnavailableError):
-        stage.pull(0).get(2.0)
+        stage.pull(0).get(PATIENCE_S)
 
 
 # --- operations ---
@@ -274,14 +274,14 @@ def test_operations_are_refused_while_the_bus_is_not_ready(stage: Stage) -> None
         ("history", {"channel": "general"}),
     ]:
         with pytest.raises(UnavailableError, match="recovering"):
-            stage.ask(name, **arguments).get(2.0)
+            stage.ask(name, **arguments).get(PATIENCE_S)
     stage.ledger.expect_nothing_of(Submit, through=(stage.address,))
 
 
 def test_a_send_without_an_operation_id_is_refused_on_the_wire(stage: Stage) -> None:
     stage.attach()
     with pytest.raises(ValidationError, match="operation_id"):
-        stage.ask("send", channel="general", content="x").get(2.0)
+        stage.ask("send", channel="general", content="x").get(PATIENCE_S)
 
 
 def test_a_message_over_the_limit_never_reaches_the_ledger(
@@ -289,8 +289,9 @@ def test_a_message_over_the_limit_never_reaches_the_ledger(
 ) -> None:
     with stage_on(tmp_path, redis, max_message_kib=1) as stage:
         stage.attach()
+        refused = stage.ask("send", channel="general", content="x" * 1100, operation_id="k")
         with pytest.raises(TooLargeError, match="max_message_kib"):
-            stage.ask("send", channel="general", content="x" * 1100, operation_id="k").get(2.0)
+            refused.get(PATIENCE_S)
         stage.ledger.expect_nothing_of(Submit, through=(stage.address,))
 
 
@@ -358,4 +359,4 @@ def test_discover_asks_the_registrar_unless_it_is_switched_off(
     with stage_on(tmp_path / "off", redis, discovery_enabled=False) as stage:
         stage.attach()
         with pytest.raises(DiscoveryDisabledError):
-            stage.ask("discover").get(2.0)
+            stage.ask("discover").get(PATIENCE_S)

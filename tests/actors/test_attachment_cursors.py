@@ -29,6 +29,7 @@ from agentbus.projection.streams import StreamReader, StreamSlice
 from agentbus.protocol.operations import Send
 from agentbus.store.changes import MoveCursors, PruneSlice
 from tests.actors.stage import Stage, stage_on
+from tests.eventually import PATIENCE_S
 from tests.redis_fixture import private_redis
 
 
@@ -56,7 +57,7 @@ def test_reports_are_committed_together_after_20_ms_and_answered_after_the_commi
     assert change.confirmed == {}
     assert not any(reply._future.done() for reply in replies)
     stage.settle_changes()
-    assert [reply.get(2.0) for reply in replies] == [{"report": n} for n in (1, 2, 3)]
+    assert [reply.get(PATIENCE_S) for reply in replies] == [{"report": n} for n in (1, 2, 3)]
     assert stage.positions() == (3, 0)
 
 
@@ -69,7 +70,7 @@ def test_a_hundred_reports_do_not_wait_for_the_clock(stage: Stage) -> None:
     stage.ledger.expect_nothing_of(Submit, through=(stage.address,))
     last = stage.report(HANDOFF_FLUSH_REPORTS, {stage.general: 1})
     stage.settle_changes()
-    assert last.get(2.0) == {"report": HANDOFF_FLUSH_REPORTS}
+    assert last.get(PATIENCE_S) == {"report": HANDOFF_FLUSH_REPORTS}
 
 
 def test_a_later_call_confirms_what_was_handed_off_before(stage: Stage) -> None:
@@ -110,7 +111,7 @@ def test_reports_of_an_older_epoch_move_nothing_and_are_counted(stage: Stage) ->
     stage.say("a")
     stage.pushed()
     reply = stage.report(1, {stage.general: 1}, epoch=3)
-    assert reply.get(2.0) == {"report": 1, "stale": True}
+    assert reply.get(PATIENCE_S) == {"report": 1, "stale": True}
     stage.no_flush()
     assert stage.actor.stale_reports == 1
 
@@ -124,7 +125,7 @@ def test_reports_cannot_move_beyond_what_was_sent_nor_foreign_subscriptions(stag
     change = stage.flush()
     assert change.handed_off == {}
     stage.settle_changes()
-    assert reply.get(2.0) == {"report": 1}
+    assert reply.get(PATIENCE_S) == {"report": 1}
     assert stage.positions() == (0, 0)
 
 
@@ -136,7 +137,7 @@ def test_a_flush_that_was_refused_answers_its_reports_with_the_error(stage: Stag
     stage.flush()
     stage.ledger.expect(Submit).reply_to.set_exception(UnavailableError("no"))
     with pytest.raises(UnavailableError):
-        reply.get(2.0)
+        reply.get(PATIENCE_S)
 
 
 def test_detaching_flushes_reports_and_ends_waiting_pulls(stage: Stage) -> None:
@@ -147,15 +148,15 @@ def test_detaching_flushes_reports_and_ends_waiting_pulls(stage: Stage) -> None:
     waiting = stage.pull(1, wait_ms=5000)
     stage.tell(Detached())
     with pytest.raises(StaleAttachmentError):
-        waiting.get(2.0)
+        waiting.get(PATIENCE_S)
     submit = stage.ledger.expect(Submit)
     assert isinstance(submit.change, MoveCursors)
     assert submit.change.handed_off == {stage.general: 1}
-    assert stage.actor.actor_stopped.wait(2.0)
+    assert stage.actor.actor_stopped.wait(PATIENCE_S)
     late = FutureReply()
     stage.tell(Request(Send("general", "x", operation_id="k"), stage.attachment, late))
     with pytest.raises(UnavailableError):
-        late.get(2.0)
+        late.get(PATIENCE_S)
 
 
 # --- attaching again ---
@@ -180,7 +181,7 @@ def test_what_was_handed_off_without_confirmation_comes_first_and_is_marked(stag
 
 def _commit_waiting(stage: Stage) -> None:
     """Commit what an attachment that has ended left with the ledger."""
-    assert stage.actor.actor_stopped.wait(2.0)
+    assert stage.actor.actor_stopped.wait(PATIENCE_S)
     for message in stage.ledger.received():
         if isinstance(message, Submit):
             stage.bus.done(message.change)
@@ -226,7 +227,7 @@ def test_a_closed_subscription_is_no_longer_fed_and_its_late_report_moves_nothin
     late = stage.report(2, {old: 2})
     assert stage.flush().handed_off == {}
     stage.settle_changes()
-    assert late.get(2.0) == {"report": 2}
+    assert late.get(PATIENCE_S) == {"report": 2}
     assert stage.positions()[0] == 1  # where the new subscription began
 
 
@@ -268,7 +269,7 @@ def test_after_a_recovery_all_that_is_not_handed_off_is_sent_again_within_a_full
     stage.settle_changes()
     unflushed = stage.report(2, {stage.general: 3})
     stage.tell(ReadinessChanged("recovering", RecoveryEpoch(2), 100))
-    assert unflushed.get(2.0) == {"report": 2, "stale": True}
+    assert unflushed.get(PATIENCE_S) == {"report": 2, "stale": True}
     stage.grant(4)  # of the old epoch's queue; the window is full anyway
     assert stage.pushed() == []
     stage.tell(ReadinessChanged("ready", RecoveryEpoch(2), 100))
@@ -333,7 +334,7 @@ def test_a_pull_tells_a_gap_as_well(stage: Stage) -> None:
     stage.say("a", "b", "c")
     prune(stage, 169)
     stage.say("d")
-    (delivery,) = stage.pull(1).get(2.0)["deliveries"]
+    (delivery,) = stage.pull(1).get(PATIENCE_S)["deliveries"]
     assert delivery["gaps"] == [[2, 3, "age"]]
     assert delivery["oldest_retained"] == 4
 
@@ -451,4 +452,4 @@ def test_a_dead_redis_is_reported_and_read_again_later(tmp_path: Path) -> None:
         stage.projector.expect(CheckRedis)
         assert stage.pushed() == []
         with pytest.raises(UnavailableError):
-            stage.pull(0).get(5.0)
+            stage.pull(0).get(PATIENCE_S)

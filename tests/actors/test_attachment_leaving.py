@@ -15,6 +15,7 @@ from agentbus.errors import StaleAttachmentError, UnavailableError
 from agentbus.ids import RecoveryEpoch, Sequence
 from agentbus.store.changes import MoveCursors
 from tests.actors.stage import Stage, stage_on
+from tests.eventually import PATIENCE_S
 from tests.redis_fixture import PrivateRedis
 
 
@@ -141,8 +142,8 @@ def test_reports_that_wait_when_the_attachment_ends_are_answered_after_the_commi
     assert not first._future.done()
     assert not second._future.done()
     stage.settle_changes()
-    assert first.get(2.0) == {"report": 1}
-    assert second.get(2.0) == {"report": 2}
+    assert first.get(PATIENCE_S) == {"report": 1}
+    assert second.get(PATIENCE_S) == {"report": 2}
     assert stage.positions() == (2, 0)
 
 
@@ -154,9 +155,9 @@ def test_an_attachment_that_is_stopped_refuses_the_reports_it_has_not_flushed(
     stage.pushed()
     reply = stage.report(1, {stage.general: 1})
     stage.settle()
-    assert stop_actor(stage.address, 5.0)
+    assert stop_actor(stage.address, PATIENCE_S)
     with pytest.raises(StaleAttachmentError):
-        reply.get(2.0)
+        reply.get(PATIENCE_S)
 
 
 # --- recoveries ---
@@ -199,7 +200,7 @@ def test_a_recovery_loses_no_confirmation_of_what_was_committed(stage: Stage, ca
     if call == "before the recovery":
         stage.used(2)
     stage.tell(ReadinessChanged("recovering", RecoveryEpoch(2), 100))
-    assert uncommitted.get(2.0)["stale"]
+    assert uncommitted.get(PATIENCE_S)["stale"]
     if call == "during it":
         stage.used(2)
     if call == "after it":
@@ -223,7 +224,7 @@ def test_a_confirmation_whose_flush_was_refused_goes_with_the_next(stage: Stage)
     stage.settle()
     stage.ledger.expect(Submit).reply_to.set_exception(UnavailableError("recovering"))
     with pytest.raises(UnavailableError):
-        reply.get(2.0)
+        reply.get(PATIENCE_S)
     stage.settle()
     leave(stage)
     assert stage.positions() == (1, 1)

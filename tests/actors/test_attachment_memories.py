@@ -14,6 +14,7 @@ from agentbus.encoding import decode_strict, encode
 from agentbus.ids import MessageId, Sequence
 from agentbus.protocol.session import HeldMemory
 from tests.actors.stage import Stage, stage_on
+from tests.eventually import PATIENCE_S
 from tests.redis_fixture import PrivateRedis, private_redis
 from tests.store.bus import Speaker
 
@@ -59,7 +60,7 @@ def compare(stage: Stage, *held: tuple[str, int]) -> Any:
         for position, (memory_id, revision) in enumerate(held)
     )
     stage.tell(CompareHeldMemories(asked, reply))
-    return decode_strict(encode(reply.get(2.0)))
+    return decode_strict(encode(reply.get(PATIENCE_S)))
 
 
 def test_what_was_sent_is_invalidated_with_its_new_text(facts: Stage) -> None:
@@ -115,7 +116,7 @@ def test_a_notice_moves_no_position(facts: Stage) -> None:
     memory_id, position = create(facts)
     edit(facts, memory_id, "second")
     facts.link.take("deliver")
-    answer = facts.pull(position, "facts").get(2.0)
+    answer = facts.pull(position, "facts").get(PATIENCE_S)
     assert all(not delivery["records"] for delivery in answer["deliveries"])
     assert facts.positions("facts")[0] < position
 

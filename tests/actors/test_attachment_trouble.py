@@ -21,7 +21,7 @@ from agentbus.projection.streams import StreamReader, StreamSlice
 from agentbus.protocol.session import Pull
 from agentbus.store.changes import SubscriptionExpired, SubscriptionOpened
 from tests.actors.stage import Stage
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 
 def test_a_pull_that_fails_in_its_second_channel_leaves_no_hole_in_the_first(stage: Stage) -> None:
@@ -36,7 +36,7 @@ def test_a_pull_that_fails_in_its_second_channel_leaves_no_hole_in_the_first(sta
     after = {stage.general: Sequence(1), stage.subscription("work"): Sequence(0)}
     stage.tell(PullAsked(Pull(stage.attachment, 1, after, 100, MIB), reply))
     with pytest.raises(UnavailableError):
-        reply.get(2.0)
+        reply.get(PATIENCE_S)
     stage.redis.client.delete(keys.stream(work))
     stage.clock.advance(READ_RETRY_S)
     stage.grant(1)
@@ -49,7 +49,7 @@ def attach_behind(stage: Stage, window: tuple[int, int], *contents: str) -> None
     """Attach with these messages waiting, so that they are read at once."""
     stage.attach()
     stage.tell(Detached())
-    eventually(lambda: not stage.address.alive, 5.0, what="the first attachment gone")
+    eventually(lambda: not stage.address.alive, what="the first attachment gone")
     stage.say(*contents)
     stage.attach(window)
 
@@ -99,7 +99,7 @@ def test_the_end_of_an_attachment_closes_its_connections_to_redis(
     assert stage.pushed() == [1]
     assert connections() > before
     stage.tell("nonsense" if fails else Detached())  # type: ignore[arg-type]
-    eventually(lambda: connections() == before, 5.0, what="its connections closed")
+    eventually(lambda: connections() == before, what="its connections closed")
 
 
 def test_a_subscription_made_before_the_end_of_the_old_one_was_told_misses_no_wake_up(

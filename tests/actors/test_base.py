@@ -24,8 +24,8 @@ from tests.actors.runtimes import (
     LogRecords,
     Recorder,
     Runtime,
-    eventually,
 )
+from tests.eventually import PATIENCE_S, eventually
 from tests.probe import settle
 
 # --- what Pykka's documentation promises ---
@@ -53,7 +53,8 @@ def test_start_hands_its_arguments_to_the_constructor(runtime: Runtime) -> None:
             super().__init__()
             self.given = (first, second)
 
-    assert runtime.of(Named).start("a", second="b").proxy().given.get(timeout=2) == ("a", "b")
+    proxy = runtime.of(Named).start("a", second="b").proxy()
+    assert proxy.given.get(timeout=PATIENCE_S) == ("a", "b")
 
 
 def test_constructor_runs_on_the_creators_thread_and_hooks_on_the_actors(runtime: Runtime) -> None:
@@ -105,12 +106,12 @@ def test_a_handler_that_takes_long_sees_that_a_stop_waits_behind_it(
 
     address = start_actor(runtime.of(Patient)())
     address.tell("work")
-    assert begun.wait(5.0)
+    assert begun.wait(PATIENCE_S)
     if end == "stop":
         address.stop()
     else:
-        assert stop_actor(address, 5.0)
-    assert seen.wait(5.0)
+        assert stop_actor(address, PATIENCE_S)
+    assert seen.wait(PATIENCE_S)
 
 
 def test_whoever_stops_an_actor_waits_for_its_end_also_when_another_one_has_asked_before(
@@ -121,16 +122,16 @@ def test_whoever_stops_an_actor_waits_for_its_end_also_when_another_one_has_aske
     class Slow(Recorder):
         def on_stop(self) -> None:
             stopping.set()
-            assert leave.wait(5.0)
+            assert leave.wait(PATIENCE_S)
             super().on_stop()
 
     actor = runtime.of(Slow)()
     address = start_actor(actor)
     address.stop()
-    assert stopping.wait(5.0)
+    assert stopping.wait(PATIENCE_S)
     assert stop_actor(address, 0.05) is False
     leave.set()
-    assert stop_actor(address, 5.0) is True
+    assert stop_actor(address, PATIENCE_S) is True
     assert actor.events == ["on_start", "on_stop"]
 
 
@@ -167,15 +168,15 @@ def test_tell_through_a_ref_of_a_dead_actor_raises(recorder: Any) -> None:
 
 def test_ask_returns_what_the_handler_returned(recorder: Any) -> None:
     address = start_actor(recorder)
-    assert address.ref.ask(lambda: 42, timeout=2) == 42
-    assert address.ref.ask(lambda: 43, block=False).get(timeout=2) == 43
+    assert address.ref.ask(lambda: 42, timeout=PATIENCE_S) == 42
+    assert address.ref.ask(lambda: 43, block=False).get(timeout=PATIENCE_S) == 43
 
 
 def test_ask_raises_what_the_handler_raised_and_the_actor_lives_on(recorder: Any) -> None:
     address = start_actor(recorder, crashed=recorder.crashed)
     with pytest.raises(ZeroDivisionError):
-        address.ref.ask(ZeroDivisionError(), timeout=2)
-    assert address.ref.ask(lambda: "alive", timeout=2) == "alive"
+        address.ref.ask(ZeroDivisionError(), timeout=PATIENCE_S)
+    assert address.ref.ask(lambda: "alive", timeout=PATIENCE_S) == "alive"
     assert not recorder.ended.is_set()
 
 
@@ -191,7 +192,7 @@ def test_ask_of_a_dead_actor_raises(recorder: Any) -> None:
     address = start_actor(recorder)
     address.ref.stop()
     with pytest.raises(pykka.ActorDeadError):
-        address.ref.ask("late", timeout=2)
+        address.ref.ask("late", timeout=PATIENCE_S)
 
 
 def test_asks_left_in_the_mailbox_after_a_stop_get_an_error(recorder: Any) -> None:
@@ -202,11 +203,11 @@ def test_asks_left_in_the_mailbox_after_a_stop_get_an_error(recorder: Any) -> No
     left = [address.ref.ask("left", block=False) for _ in range(3)]
     again = address.ref.stop(block=False)
     gate.set()
-    assert stopped.get(timeout=2) is True
-    assert again.get(timeout=2) is True
+    assert stopped.get(timeout=PATIENCE_S) is True
+    assert again.get(timeout=PATIENCE_S) is True
     for future in left:
         with pytest.raises(pykka.ActorDeadError):
-            future.get(timeout=2)
+            future.get(timeout=PATIENCE_S)
     assert "left" not in recorder.events
 
 
@@ -214,7 +215,7 @@ def test_failure_in_a_told_message_stops_the_actor_and_calls_on_failure(recorder
     address = start_actor(recorder, crashed=recorder.crashed)
     error = ZeroDivisionError()
     address.tell(error)
-    assert recorder.ended.wait(2)
+    assert recorder.ended.wait(PATIENCE_S)
     assert not address.alive
     assert pykka.ActorRegistry.get_by_urn(address.ref.actor_urn) is None
     assert recorder.events == [
@@ -244,7 +245,7 @@ def test_failure_in_on_stop_is_reported_and_the_stop_is_still_answered(runtime: 
     actor = runtime.of(Broken)()
     address = start_actor(actor, crashed=actor.crashed)
     assert address.ref.stop() is True
-    assert actor.ended.wait(2)
+    assert actor.ended.wait(PATIENCE_S)
     assert [event[:2] for event in actor.events[1:]] == [("crashed", "Broken")]
 
 
@@ -257,7 +258,7 @@ def test_failure_in_on_failure_does_not_hide_the_first_one(runtime: Runtime) -> 
     address = start_actor(actor, crashed=actor.crashed)
     error = ZeroDivisionError()
     address.tell(error)
-    assert actor.ended.wait(2)
+    assert actor.ended.wait(PATIENCE_S)
     assert actor.events[-1] == ("crashed", "Broken", error)
 
 
@@ -266,7 +267,7 @@ def test_registry_broadcasts_and_stops_all(runtime: Runtime) -> None:
     for actor in actors:
         start_actor(actor)
     pykka.ActorRegistry.broadcast("to all", "Recorder")
-    assert pykka.ActorRegistry.stop_all(timeout=2) == [True, True, True]
+    assert pykka.ActorRegistry.stop_all(timeout=PATIENCE_S) == [True, True, True]
     assert [actor.events for actor in actors] == [["on_start", "to all", "on_stop"]] * 3
 
 
@@ -279,10 +280,10 @@ def test_proxy_calls_reads_and_writes(runtime: Runtime) -> None:
             return self.value
 
     proxy = runtime.of(Counter).start().proxy()
-    assert proxy.add(2).get(timeout=2) == 2
+    assert proxy.add(2).get(timeout=PATIENCE_S) == 2
     proxy.value = 40
-    assert proxy.add(2).get(timeout=2) == 42
-    assert proxy.value.get(timeout=2) == 42
+    assert proxy.add(2).get(timeout=PATIENCE_S) == 42
+    assert proxy.value.get(timeout=PATIENCE_S) == 42
 
 
 # --- what we promise beyond Pykka ---
@@ -312,7 +313,7 @@ def test_failed_start_that_nobody_waits_for_is_a_crash(runtime: Runtime) -> None
 
     actor = runtime.of(Broken)()
     start_actor(actor, crashed=actor.crashed, within_s=None)
-    assert actor.ended.wait(2)
+    assert actor.ended.wait(PATIENCE_S)
 
 
 def test_slow_start_is_given_up_and_the_actor_stops_when_it_is_done(runtime: Runtime) -> None:
@@ -335,7 +336,7 @@ def test_stop_actor_says_whether_it_stopped_in_time(recorder: Any) -> None:
     address.tell(gate.wait)
     assert stop_actor(address, 0.01) is False
     gate.set()
-    assert stop_actor(address, 2) is True
+    assert stop_actor(address, PATIENCE_S) is True
 
 
 def test_base_exception_ends_one_actor_and_no_other(runtime: Runtime) -> None:
@@ -343,7 +344,7 @@ def test_base_exception_ends_one_actor_and_no_other(runtime: Runtime) -> None:
     start_actor(first, crashed=first.crashed)
     neighbour = start_actor(second)
     first.address.tell(SystemExit())
-    assert first.ended.wait(2)
+    assert first.ended.wait(PATIENCE_S)
     assert first.events[2] == ("on_failure", SystemExit)
     settle(neighbour)
     assert neighbour.alive
@@ -352,8 +353,8 @@ def test_base_exception_ends_one_actor_and_no_other(runtime: Runtime) -> None:
 def test_asked_base_exception_is_answered_and_ends_the_actor(recorder: Any) -> None:
     address = start_actor(recorder, crashed=recorder.crashed)
     with pytest.raises(SystemExit):
-        address.ref.ask(SystemExit(), timeout=2)
-    assert recorder.ended.wait(2)
+        address.ref.ask(SystemExit(), timeout=PATIENCE_S)
+    assert recorder.ended.wait(PATIENCE_S)
     assert not address.alive
 
 
@@ -364,7 +365,7 @@ def test_bus_error_is_answered_through_the_message_and_the_actor_lives_on(
     reply = FutureReply()
     address.tell(Asked(NotFoundError("no such channel"), reply))
     with pytest.raises(NotFoundError):
-        reply.get(2)
+        reply.get(PATIENCE_S)
     settle(address)
     assert address.alive
 
@@ -372,7 +373,7 @@ def test_bus_error_is_answered_through_the_message_and_the_actor_lives_on(
 def test_bus_error_that_nobody_asked_for_is_a_failure(recorder: Any) -> None:
     address = start_actor(recorder, crashed=recorder.crashed)
     address.tell(NotFoundError("for whom?"))
-    assert recorder.ended.wait(2)
+    assert recorder.ended.wait(PATIENCE_S)
 
 
 def test_other_failure_is_answered_as_internal_and_ends_the_actor(runtime: Runtime) -> None:
@@ -381,9 +382,9 @@ def test_other_failure_is_answered_as_internal_and_ends_the_actor(runtime: Runti
     reply = FutureReply()
     address.tell(Asked(ZeroDivisionError("secret"), reply))
     with pytest.raises(InternalError) as caught:
-        reply.get(2)
+        reply.get(PATIENCE_S)
     assert "secret" not in str(caught.value)
-    assert actor.ended.wait(2)
+    assert actor.ended.wait(PATIENCE_S)
 
 
 def test_reply_that_refuses_the_answer_does_not_end_the_actor(runtime: Runtime) -> None:
@@ -421,7 +422,7 @@ def test_log_of_a_failure_names_types_and_frames_but_no_content(
                 raise LookupError("content two") from error
 
         address.tell(fail)
-        assert recorder.ended.wait(2)
+        assert recorder.ended.wait(PATIENCE_S)
     finally:
         logging.getLogger().removeHandler(records)
     text = "\n".join(records.texts)
@@ -464,7 +465,7 @@ def test_statistics_are_read_while_the_actor_is_busy(recorder: Any) -> None:
         gate.wait()
 
     address.tell(hold)
-    assert entered.wait(2)
+    assert entered.wait(PATIENCE_S)
     address.tell("waiting")
     busy = address.statistics()
     assert (busy.alive, busy.busy, busy.mailbox_length, busy.processed) == (True, True, 1, 0)
@@ -482,7 +483,7 @@ def test_actor_sees_when_its_mailbox_is_empty(recorder: Any) -> None:
     for _ in range(3):
         recorder.actor_ref.tell(look)
     start_actor(recorder)
-    assert [seen.get(timeout=2) for _ in range(3)] == [False, False, True]
+    assert [seen.get(timeout=PATIENCE_S) for _ in range(3)] == [False, False, True]
 
 
 def test_threaded_actor_runs_on_a_thread_with_its_name() -> None:
@@ -492,7 +493,7 @@ def test_threaded_actor_runs_on_a_thread_with_its_name() -> None:
     actor = Named()
     address = start_actor(actor, label="x")
     address.tell("hello")
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     assert actor.threads == {"Named-x"}
 
 
@@ -500,8 +501,8 @@ def test_future_reply_gives_the_value_or_raises_the_error() -> None:
     value, error = FutureReply(), FutureReply()
     value.set(7)
     error.set_exception(NotFoundError("nothing"))
-    assert value.get(1) == 7
+    assert value.get(PATIENCE_S) == 7
     with pytest.raises(NotFoundError):
-        error.get(1)
+        error.get(PATIENCE_S)
     with pytest.raises(TimeoutError):
         FutureReply().get(0.01)

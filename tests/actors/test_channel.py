@@ -11,6 +11,7 @@ from actors.channel import ChannelActor, ChannelDirectory
 from actors.messages import ChannelMessage, Projected, Unwatch, Wake, Watch
 from actors.pool import Dispatcher
 from agentbus.ids import ChannelId, Sequence
+from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 
 CHANNEL = ChannelId(7)
@@ -20,7 +21,7 @@ CHANNEL = ChannelId(7)
 def dispatcher() -> Iterator[Dispatcher]:
     dispatcher = Dispatcher(threads=2)
     yield dispatcher
-    assert dispatcher.stop(5.0)
+    assert dispatcher.stop(PATIENCE_S)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_a_channel_that_failed_is_replaced_at_the_next_look(dispatcher: Dispatch
     directory = ChannelDirectory(dispatcher, lambda name, error: crashed.append(name))
     first = directory.address(CHANNEL)
     first.tell("nonsense")  # type: ignore[arg-type]
-    first.ref.actor_stopped.wait(5.0)
+    first.ref.actor_stopped.wait(PATIENCE_S)
     second = directory.address(CHANNEL)
     assert second != first
     assert second.alive

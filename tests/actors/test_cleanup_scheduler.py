@@ -32,6 +32,7 @@ from agentbus.ids import ChannelId, RecoveryEpoch, SessionId
 from agentbus.limits import KIB, MIB, PRUNE_ROWS
 from agentbus.store.changes import PruneResult, PruneSlice, SubscriptionExpired
 from tests.clock import FakeClock
+from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.store.bus import config
 
@@ -108,7 +109,7 @@ class Scheduler:
         self.ledger.expect_nothing_of(Submit, through=(self.address,))
 
     def close(self) -> None:
-        self.dispatcher.stop(5.0)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         for probe in (self.ledger, self.projector, self.registrar, self.supervisor):
             probe.stop()

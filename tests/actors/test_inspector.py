@@ -33,7 +33,8 @@ from agentbus.limits import INSPECTIONS_AT_ONCE
 from agentbus.store.changes import BindSession, Change
 from agentbus.store.ledger import LedgerStore
 from tests.clock import FakeClock
-from tests.hooks import Hook, eventually, is_there
+from tests.eventually import PATIENCE_S, eventually
+from tests.hooks import Hook, is_there
 from tests.probe import Probe
 from tests.store.bus import Speaker, config
 
@@ -93,10 +94,10 @@ class Stage:
         return len(self.hook.pids())
 
     def close(self) -> None:
-        assert stop_actor(self.ledger, 5.0)
+        assert stop_actor(self.ledger, PATIENCE_S)
         self.desk.cancel()
         for address in self.desk.addresses:
-            assert stop_actor(address, 5.0)
+            assert stop_actor(address, PATIENCE_S)
         self.desk.close()
         self.projector.stop()
         self.origin.stop()
@@ -428,7 +429,7 @@ def test_a_fence_answers_what_is_in_flight_and_ignores_its_verdict(tmp_path: Pat
         eventually(lambda: bool(stage.hook.lines("hanging")))
         stage.ledger.tell(Fence(RecoveryEpoch(2), retry_after_ms=123))
         with pytest.raises(UnavailableError) as caught:
-            reply.get(5.0)
+            reply.get(PATIENCE_S)
         assert caught.value.retry_after_ms == 123
         stage.origin.expect(RateRefunded)
         stage.origin.expect(MutationSettled)
@@ -450,7 +451,7 @@ def test_what_waits_when_the_fence_goes_up_never_runs(
         stage.ledger.tell(Fence(RecoveryEpoch(2), retry_after_ms=1))
         for reply in replies:
             with pytest.raises(UnavailableError):
-                reply.get(5.0)
+                reply.get(PATIENCE_S)
         stage.hook.release("go")
         stage.wait(lambda counts: counts == InspectionStatistics(allowed=1))
         assert stage.runs() == 1
@@ -467,10 +468,10 @@ def test_the_end_of_the_ledger_answers_what_is_in_flight(tmp_path: Path) -> None
     with stage_with(tmp_path, HANG) as stage:
         replies = [stage.tell(stage.attach(name).send()) for name in ("Eva", "Tom")]
         eventually(lambda: len(stage.hook.lines("hanging")) == 2)
-        assert stop_actor(stage.ledger, 5.0)
+        assert stop_actor(stage.ledger, PATIENCE_S)
         for reply in replies:
             with pytest.raises(UnavailableError, match="stopping"):
-                reply.get(5.0)
+                reply.get(PATIENCE_S)
 
 
 # --- the log ---

@@ -13,7 +13,8 @@ import pytest
 from actors.base import Address, FutureReply, start_actor, stop_actor
 from actors.mailbox import DEAD_TELLS
 from agentbus.errors import UnavailableError
-from tests.actors.runtimes import Asked, Recorder, Runtime, eventually, switching_often
+from tests.actors.runtimes import Asked, Recorder, Runtime, switching_often
+from tests.eventually import PATIENCE_S, eventually
 
 
 def dead_tells_of(address: Address[Any], count: int) -> Callable[[], bool]:
@@ -22,7 +23,7 @@ def dead_tells_of(address: Address[Any], count: int) -> Callable[[], bool]:
 
 def test_telling_a_dead_actor_is_counted_and_not_raised(recorder: Any) -> None:
     address = start_actor(recorder)
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     before = DEAD_TELLS.count
     address.tell("late")
     address.tell("later")
@@ -32,11 +33,11 @@ def test_telling_a_dead_actor_is_counted_and_not_raised(recorder: Any) -> None:
 
 def test_request_to_a_dead_actor_is_answered_as_not_done(recorder: Any) -> None:
     address = start_actor(recorder)
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     reply = FutureReply()
     address.tell(Asked(ZeroDivisionError(), reply))
     with pytest.raises(UnavailableError):
-        reply.get(2)
+        reply.get(PATIENCE_S)
 
 
 def test_messages_behind_a_stop_or_a_failure_are_counted(runtime: Runtime) -> None:
@@ -91,7 +92,7 @@ def interrupted(recorder: Any) -> InterruptedQueue:
 
 
 def ended(address: Address[Any]) -> bool:
-    stop_actor(address, 2)
+    stop_actor(address, PATIENCE_S)
     mailbox: Any = address.ref.actor_inbox
     eventually(lambda: mailbox.closed and mailbox.empty())
     return True
@@ -113,7 +114,7 @@ def test_ask_of_an_actor_that_ends_just_before_the_put_is_answered(
     address = start_actor(recorder)
     interrupted.before_put = lambda: ended(address)
     with pytest.raises(pykka.ActorDeadError):
-        address.ref.ask("racing", timeout=2)
+        address.ref.ask("racing", timeout=PATIENCE_S)
 
 
 def test_message_put_when_the_ending_actor_has_just_found_nothing_is_counted(
@@ -157,7 +158,7 @@ def test_no_tell_is_lost_uncounted_in_the_race_with_the_end(runtime: Runtime, en
                 thread.start()
             line.wait()
             if end == "stop":
-                stop_actor(address, 5)
+                stop_actor(address, PATIENCE_S)
             else:
                 address.tell("fail")
             for thread in threads:
@@ -199,7 +200,7 @@ def test_every_ask_is_answered_in_the_race_with_the_end(runtime: Runtime) -> Non
                 thread.join()
             for _ in range(40):
                 try:
-                    futures.get().get(timeout=5)
+                    futures.get().get(timeout=PATIENCE_S)
                     answered["handled"] += 1
                 except pykka.ActorDeadError:
                     answered["dead"] += 1

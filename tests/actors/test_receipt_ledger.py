@@ -53,6 +53,7 @@ from agentbus.store.changes import (
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.reader import Reader
 from tests.clock import FakeClock
+from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.store.bus import Speaker, config
 
@@ -85,7 +86,7 @@ class Ledger:
         return reply
 
     def ask(self, change: Change, reserved_bytes: int = 0) -> Any:
-        return self.tell(change, reserved_bytes).get(5.0)
+        return self.tell(change, reserved_bytes).get(PATIENCE_S)
 
     def attach(self, agent: str = "Sam") -> Speaker:
         bound = self.ask(BindSession(agent, SessionIdentity("codex", agent), frozenset()))
@@ -105,7 +106,7 @@ def ledger_on(folder: Path, **settings: Any) -> Iterator[Ledger]:
 
         actor = ReceiptLedgerActor(open_store, projector.address, config(folder))
         yield Ledger(path, actor, actor.address, projector, origin, [])
-        stop_actor(actor.address, 5.0)
+        stop_actor(actor.address, PATIENCE_S)
         stores[0].close()  # what the end of the process does for a ledger that failed
 
 
@@ -123,7 +124,7 @@ def test_a_drained_mailbox_is_one_commit(tmp_path: Path) -> None:
     with ledger_on(tmp_path) as ledger:
         replies = [ledger.tell(sam.send(f"m{n}")) for n in range(50)]
         ledger.start()
-        assert [reply.get(5.0)["sequence"] for reply in replies] == list(range(1, 51))
+        assert [reply.get(PATIENCE_S)["sequence"] for reply in replies] == list(range(1, 51))
         committed = ledger.projector.expect(Committed)
         assert [f.sequence for f in committed.facts if isinstance(f, MessageAppended)] == list(
             range(1, 51)
@@ -141,7 +142,7 @@ def test_a_full_batch_is_committed_while_more_waits(tmp_path: Path) -> None:
         replies = [ledger.tell(sam.send(f"m{n}")) for n in range(BATCH_OPERATIONS + 7)]
         ledger.start()
         for reply in replies:
-            reply.get(5.0)
+            reply.get(PATIENCE_S)
         sizes = [len(ledger.projector.expect(Committed).facts) for _ in range(2)]
         assert sizes == [BATCH_OPERATIONS, 7]
 
@@ -161,7 +162,7 @@ def test_what_was_told_before_the_stop_is_committed(tmp_path: Path) -> None:
     with ledger_on(tmp_path) as ledger:
         replies = [ledger.tell(sam.send(f"m{n}")) for n in range(5)]
         ledger.start()
-        assert stop_actor(ledger.address, 5.0)
+        assert stop_actor(ledger.address, PATIENCE_S)
         assert [reply.get(0)["sequence"] for reply in replies] == [1, 2, 3, 4, 5]
         assert len(ledger.projector.expect(Committed).facts) == 5
 
@@ -177,9 +178,9 @@ def test_facts_are_told_in_commit_order_and_never_for_refused_changes(ledger: Le
         ledger.tell(sam.send("c")),
     ]
     with pytest.raises(NotFoundError):
-        replies[1].get(5.0)
+        replies[1].get(PATIENCE_S)
     for reply in (replies[0], replies[2], replies[3]):
-        reply.get(5.0)
+        reply.get(PATIENCE_S)
     settle(ledger.address)
     told = [m for m in ledger.projector.received() if isinstance(m, Committed)]
     sequences = [f.sequence for m in told for f in m.facts if isinstance(f, MessageAppended)]
@@ -193,7 +194,7 @@ def test_equal_operations_in_one_batch_are_one_message(tmp_path: Path) -> None:
     with ledger_on(tmp_path) as ledger:
         replies = [ledger.tell(sam.send("once", operation_id="k"), 10) for _ in range(50)]
         ledger.start()
-        answers = [reply.get(5.0) for reply in replies]
+        answers = [reply.get(PATIENCE_S) for reply in replies]
         assert {answer["message_id"] for answer in answers} == {answers[0]["message_id"]}
         assert [answer["duplicate"] for answer in answers] == [False] + [True] * 49
         assert len(ledger.projector.expect(Committed).facts) == 1
@@ -256,9 +257,9 @@ def test_a_fence_commits_what_came_before_and_refuses_what_comes_after(ledger: L
     before = ledger.tell(sam.send("before"))
     ledger.address.tell(Fence(RecoveryEpoch(5), FENCE_MS))
     after = ledger.tell(sam.send("after", operation_id="later"), 77)
-    assert before.get(5.0)["sequence"] == 1
+    assert before.get(PATIENCE_S)["sequence"] == 1
     with pytest.raises(UnavailableError) as refused:
-        after.get(5.0)
+        after.get(PATIENCE_S)
     assert refused.value.retry_after_ms == FENCE_MS
     assert ledger.origin.expect(RateRefunded) == RateRefunded(77)
     committed, catch_up = ledger.projector.received()[-2:]
@@ -298,11 +299,11 @@ def test_a_commit_that_raises_is_unknown_for_the_whole_batch_and_ends_the_ledger
         ledger.start()
         for reply in replies:
             with pytest.raises(UnknownOutcomeError, match="same operation id"):
-                reply.get(5.0)
+                reply.get(PATIENCE_S)
         late = ledger.tell(sam.send("late"))
         with pytest.raises(UnavailableError):
-            late.get(5.0)
-        ledger.actor.actor_stopped.wait(5.0)
+            late.get(PATIENCE_S)
+        ledger.actor.actor_stopped.wait(PATIENCE_S)
         ledger.projector.expect_nothing_of(Committed)
     assert [type(error).__name__ for error in ledger.failures] == ["CommitUncertain"]
 
@@ -360,7 +361,7 @@ def test_what_finds_no_room_waits_in_order_and_goes_on_when_there_is_some(tmp_pa
         settle(ledger.address)
         assert not any(map(is_answered, (*waiting, later)))
         ledger.ask(OLDEST)
-        sequences = [reply.get(5.0)["sequence"] for reply in (*waiting, later)]
+        sequences = [reply.get(PATIENCE_S)["sequence"] for reply in (*waiting, later)]
         assert sequences == [2, 3, 4]
         watcher.expect_nothing_of(CapacityReached, through=(ledger.address,))
 
@@ -372,7 +373,7 @@ def test_when_no_room_can_be_made_those_who_wait_are_refused_and_refunded(tmp_pa
         ledger.address.tell(CapacityChanged(exhausted=frozenset({"sqlite"})))
         for refused in (reply, ledger.tell(sam.send(LARGE), 9)):
             with pytest.raises(CapacityExhaustedError, match="sqlite_budget_mib"):
-                refused.get(5.0)
+                refused.get(PATIENCE_S)
             assert ledger.origin.expect(RateRefunded) == RateRefunded(9)
         assert ledger.ask(sam.send("small enough"))["sequence"] == 2
         watcher.expect_nothing_of(CapacityReached, through=(ledger.address,))
@@ -397,7 +398,7 @@ def test_new_mutations_wait_for_redis_and_are_refused_when_it_is_exhausted(
     assert ledger.ask(done)["duplicate"]
     assert not any(map(is_answered, replies))
     ledger.address.tell(CapacityChanged())
-    assert [reply.get(5.0)["sequence"] for reply in replies] == [2, 3]
+    assert [reply.get(PATIENCE_S)["sequence"] for reply in replies] == [2, 3]
     ledger.address.tell(CapacityChanged(exhausted=frozenset({"redis"})))
     with pytest.raises(CapacityExhaustedError, match="redis_budget_mib"):
         ledger.ask(sam.send("refused"))
@@ -410,13 +411,13 @@ def test_a_fence_and_the_end_answer_those_who_wait(tmp_path: Path) -> None:
         waits = ledger.tell(sam.send(LARGE))
         ledger.address.tell(Fence(RecoveryEpoch(2), FENCE_MS))
         with pytest.raises(UnavailableError):
-            waits.get(5.0)
+            waits.get(PATIENCE_S)
         ledger.address.tell(Unfence(RecoveryEpoch(2)))
         waits = ledger.tell(sam.send(LARGE))
         settle(ledger.address)
-        stop_actor(ledger.address, 5.0)
+        stop_actor(ledger.address, PATIENCE_S)
         with pytest.raises(UnavailableError, match="stopping"):
-            waits.get(5.0)
+            waits.get(PATIENCE_S)
 
 
 def test_slices_pass_only_the_fence_that_they_name(tmp_path: Path) -> None:
@@ -426,10 +427,10 @@ def test_slices_pass_only_the_fence_that_they_name(tmp_path: Path) -> None:
             reply = FutureReply()
             ledger.address.tell(PruneWhileFenced(RecoveryEpoch(epoch), OLDEST, reply))
             if passes:
-                assert reply.get(5.0).removed_rows == 1
+                assert reply.get(PATIENCE_S).removed_rows == 1
             else:
                 with pytest.raises(UnavailableError):
-                    reply.get(5.0)
+                    reply.get(PATIENCE_S)
         with pytest.raises(UnavailableError):
             ledger.ask(OLDEST)
 
@@ -446,7 +447,7 @@ def test_a_projection_that_falls_behind_holds_senders_back_until_it_advances(
     assert waiting > 2000
     refused = ledger.tell(sam.send("one too many", operation_id="again"), 77)
     with pytest.raises(OverloadedError) as overloaded:
-        refused.get(5.0)
+        refused.get(PATIENCE_S)
     assert overloaded.value.retryable
     assert ledger.origin.expect(RateRefunded) == RateRefunded(77)
 

@@ -52,6 +52,7 @@ from agentbus.projection.streams import StreamReader
 from agentbus.protocol.session import Attach, Hello, HookEvent, Used
 from agentbus.store.changes import BindSession, MoveCursors, PruneSlice
 from tests.actors.stage import RecordingLink
+from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.redis_fixture import PrivateRedis, private_redis
 from tests.store.bus import Bus
@@ -142,19 +143,19 @@ class Desk:
     def attach(self, agent: str = "Sam", conversation: str = "c1", **fields: Any) -> Any:
         reply = self.register(agent, conversation, **fields)
         self.bind()
-        return reply.get(2.0)
+        return reply.get(PATIENCE_S)
 
     def live(self) -> list[str]:
         reply = FutureReply()
         self.registrar.tell(RollAsked(reply))
-        return [session.sender.display_name for session in reply.get(2.0).sessions]
+        return [session.sender.display_name for session in reply.get(PATIENCE_S).sessions]
 
     def close(self) -> None:
         for route in self.routes.all():
             route.address.stop()
         for route in self.routes.all():
-            route.address.ref.actor_stopped.wait(2.0)
-        self.dispatcher.stop(5.0)
+            route.address.ref.actor_stopped.wait(PATIENCE_S)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         self.ledger.stop()
         self.other.stop()
@@ -187,14 +188,14 @@ def test_an_attach_binds_routes_and_answers(desk: Desk) -> None:
 def test_nobody_attaches_before_the_bus_is_ready(desk: Desk) -> None:
     desk.registrar.tell(ReadinessChanged("recovering", EPOCH, 123))
     with pytest.raises(UnavailableError, match="recovering") as refused:
-        desk.register().get(2.0)
+        desk.register().get(PATIENCE_S)
     assert refused.value.retry_after_ms == 123
 
 
 def test_a_second_attachment_of_a_session_is_refused_and_the_first_one_kept(desk: Desk) -> None:
     desk.attach()
     with pytest.raises(SessionAlreadyConnectedError, match="as Sam by process") as refused:
-        desk.register().get(2.0)
+        desk.register().get(PATIENCE_S)
     assert refused.value.retry_after_ms is not None
     assert desk.live() == ["Sam"]
 
@@ -237,25 +238,25 @@ def test_binds_go_to_the_ledger_one_after_the_other(desk: Desk) -> None:
     assert len([m for m in desk.ledger.received() if isinstance(m, Submit)]) == 1
     names_in_use = [desk.bind().names_in_use for _ in range(3)]
     assert names_in_use == [frozenset(), {"Sam"}, {"Sam", "Sam2"}]
-    names = [reply.get(2.0)["display_name"] for reply in replies]
+    names = [reply.get(PATIENCE_S)["display_name"] for reply in replies]
     assert names == ["Sam", "Sam2", "Sam3"]
 
 
 def test_two_adapters_of_one_session_at_once_end_with_one_attachment(desk: Desk) -> None:
     first, second = desk.register(), desk.register()
     desk.bind()
-    assert first.get(2.0)["generation"] == 1
+    assert first.get(PATIENCE_S)["generation"] == 1
     with pytest.raises(SessionAlreadyConnectedError):
-        second.get(2.0)
+        second.get(PATIENCE_S)
 
 
 def test_a_bind_that_failed_is_answered_and_the_next_one_follows(desk: Desk) -> None:
     first, second = desk.register(conversation="c1"), desk.register(conversation="c2")
     desk.ledger.expect(Submit).reply_to.set_exception(UnavailableError("no room"))
     with pytest.raises(UnavailableError, match="no room"):
-        first.get(2.0)
+        first.get(PATIENCE_S)
     desk.bind()
-    assert second.get(2.0)["display_name"] == "Sam"
+    assert second.get(PATIENCE_S)["display_name"] == "Sam"
 
 
 def test_an_attachment_that_cannot_be_started_leaves_nothing_to_wait_for_at_a_stop(
@@ -283,7 +284,7 @@ def test_who_has_gone_before_its_turn_is_passed_over(desk: Desk) -> None:
     gone.close("gone")
     desk.bind()
     desk.bind()
-    assert last.get(2.0)["display_name"] == "Sam2"
+    assert last.get(PATIENCE_S)["display_name"] == "Sam2"
     assert len(desk.live()) == 2
 
 
@@ -302,7 +303,7 @@ def test_another_configuration_is_refused_with_both_paths(desk: Desk) -> None:
     good = (str(config.path), config.fingerprint())
     for path, fingerprint in (("/elsewhere.json", good[1]), (good[0], "f" * 64)):
         with pytest.raises(ConfigMismatchError, match="agentbus stop") as refused:
-            desk.register(config=(path, fingerprint)).get(2.0)
+            desk.register(config=(path, fingerprint)).get(PATIENCE_S)
         assert path in refused.value.message
         assert good[0] in refused.value.message
     assert desk.attach(config=good)["display_name"] == "Sam"
@@ -316,7 +317,7 @@ def test_a_silent_holder_is_released_after_30_s_and_not_before(desk: Desk) -> No
     desk.attach(link=holder)
     desk.bus.clock.advance(ATTACHMENT_EXPIRY_SECONDS)
     with pytest.raises(SessionAlreadyConnectedError):
-        desk.register().get(2.0)
+        desk.register().get(PATIENCE_S)
     desk.registrar.tell(SweepLiveness())
     settle(desk.registrar)
     assert not holder.closed
@@ -372,7 +373,7 @@ def test_the_holder_whose_process_is_dead_gives_way_when_its_connection_has_been
     desk.registrar.tell(Disconnected(holder))
     assert isinstance(desk.ledger.expect(Submit).change, MoveCursors)
     desk.bind()
-    assert newcomer.get(2.0)["generation"] == first["generation"] + 1
+    assert newcomer.get(PATIENCE_S)["generation"] == first["generation"] + 1
 
 
 def test_a_connection_that_outlives_its_process_is_not_waited_for_any_longer(desk: Desk) -> None:
@@ -381,7 +382,7 @@ def test_a_connection_that_outlives_its_process_is_not_waited_for_any_longer(des
     settle(desk.registrar)
     desk.bus.clock.advance(LEAVE_SECONDS)
     desk.bind()
-    assert newcomer.get(2.0)["resumed"] is True
+    assert newcomer.get(PATIENCE_S)["resumed"] is True
 
 
 def test_an_idle_holder_gives_way_only_to_a_proven_newcomer(desk: Desk) -> None:
@@ -391,7 +392,7 @@ def test_an_idle_holder_gives_way_only_to_a_proven_newcomer(desk: Desk) -> None:
     holder.last_seen_s = desk.bus.clock.monotonic_s()  # it beats, but makes no call
     for source in ("hook", "environment", "argument", "process"):
         with pytest.raises(SessionAlreadyConnectedError):
-            desk.register(source=source).get(2.0)
+            desk.register(source=source).get(PATIENCE_S)
     assert desk.attach(source="turn_metadata", proven=True)["resumed"] is True
 
 
@@ -403,11 +404,11 @@ def test_a_busy_holder_is_not_reclaimed_even_by_a_proven_newcomer(desk: Desk) ->
     route = desk.routes.find(Attachment(answer["session_id"], answer["generation"]), holder)
     route.begin_wait()
     with pytest.raises(SessionAlreadyConnectedError):
-        desk.register(source="turn_metadata", proven=True).get(2.0)
+        desk.register(source="turn_metadata", proven=True).get(PATIENCE_S)
     route.end_wait()
     route.last_call_s = desk.bus.clock.monotonic_s()
     with pytest.raises(SessionAlreadyConnectedError):
-        desk.register(source="turn_metadata", proven=True).get(2.0)
+        desk.register(source="turn_metadata", proven=True).get(PATIENCE_S)
 
 
 def test_the_same_connection_may_attach_its_session_again(desk: Desk) -> None:
@@ -472,8 +473,8 @@ def test_a_successor_is_bound_behind_the_last_word_of_the_one_before_it(
         order.append(submit.change.identity.conversation if bound else "last word")
         submit.reply_to.set(desk.bus.done(submit.change).result)
     assert order.index("last word") < order.index("c1")
-    assert newcomer.get(2.0)["generation"] > answer["generation"]
-    assert other.get(2.0)["display_name"].startswith("Sam")
+    assert newcomer.get(PATIENCE_S)["generation"] > answer["generation"]
+    assert other.get(PATIENCE_S)["display_name"].startswith("Sam")
 
 
 def test_a_successor_does_not_wait_for_ever_and_nobody_else_waits(desk: Desk) -> None:
@@ -484,22 +485,22 @@ def test_a_successor_does_not_wait_for_ever_and_nobody_else_waits(desk: Desk) ->
     class Blocking:
         def set(self, value: Any) -> None:
             blocked.set()
-            assert release.wait(10.0)
+            assert release.wait(PATIENCE_S)
 
         def set_exception(self, error: BaseException) -> None:
             self.set(None)
 
     route.address.tell(CompareHeldMemories((), Blocking()))
-    assert blocked.wait(5.0)
+    assert blocked.wait(PATIENCE_S)
     desk.registrar.tell(DetachAsked(route.attachment, FutureReply()))
     newcomer, other = desk.register(), desk.register(conversation="c2")
     desk.bind()
-    assert other.get(2.0)["display_name"] == "Sam"
+    assert other.get(PATIENCE_S)["display_name"] == "Sam"
     settle(desk.registrar)
     desk.ledger.expect_nothing_of(Submit)
     desk.bus.clock.advance(LEAVE_SECONDS)
     desk.bind()
-    assert newcomer.get(2.0)["display_name"] == "Sam2"
+    assert newcomer.get(PATIENCE_S)["display_name"] == "Sam2"
     release.set()
 
 
@@ -520,7 +521,7 @@ def test_detaching_flushes_what_the_session_had_reported(desk: Desk) -> None:
     route.address.tell(CallSeen(Used(attachment, 0, ())))
     reply = FutureReply()
     desk.registrar.tell(DetachAsked(attachment, reply))
-    assert reply.get(2.0) == {}
+    assert reply.get(PATIENCE_S) == {}
     assert isinstance(desk.ledger.expect(Submit).change, MoveCursors)
     assert desk.live() == []
 
@@ -568,7 +569,7 @@ def test_the_directory_shows_the_living_and_filters_by_any_field(desk: Desk) -> 
     def find(query: str) -> list[str]:
         reply = FutureReply()
         desk.registrar.tell(DirectoryAsked(query, reply))
-        return [entry["display_name"] for entry in reply.get(2.0)["sessions"]]
+        return [entry["display_name"] for entry in reply.get(PATIENCE_S)["sessions"]]
 
     assert find("") == ["Ada", "Sam"]
     assert find("BROK") == ["Sam"]

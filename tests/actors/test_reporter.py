@@ -66,7 +66,7 @@ class Newsroom:
         self.registrar.expect(RollAsked).reply_to.set(Roll((session,), (heard,)))
 
     def close(self) -> None:
-        stop_actor(self.address, 5.0)
+        stop_actor(self.address, PATIENCE_S)
         self.timer.stop()
         self.supervisor.stop()
         self.registrar.stop()
@@ -86,7 +86,7 @@ def test_a_status_names_everything_in_every_state(newsroom: Newsroom, state: str
     reply = newsroom.ask()
     newsroom.tell_health(state, {"engine": "redis", "search_module": None})
     newsroom.tell_sessions()
-    status = reply.get(5.0)
+    status = reply.get(PATIENCE_S)
     assert status["state"] == state
     assert status["epoch"] == 3
     assert status["versions"]["protocol"] == PROTOCOL_VERSION
@@ -115,7 +115,7 @@ def test_a_status_comes_without_those_who_do_not_answer_in_time(newsroom: Newsro
     newsroom.tell_health("recovering")
     settle(newsroom.address)
     newsroom.bus.clock.advance(PATIENCE_S)
-    status = reply.get(5.0)
+    status = reply.get(PATIENCE_S)
     assert status["state"] == "recovering"
     assert status["sessions"] == []
     newsroom.tell_sessions()  # too late: nobody is answered twice
@@ -125,17 +125,17 @@ def test_a_status_comes_without_those_who_do_not_answer_in_time(newsroom: Newsro
 def test_a_status_comes_when_nobody_answers(newsroom: Newsroom) -> None:
     reply = newsroom.ask()
     newsroom.bus.clock.advance(PATIENCE_S)
-    assert reply.get(5.0)["state"] == "unknown"
+    assert reply.get(PATIENCE_S)["state"] == "unknown"
 
 
 def test_one_who_refuses_ends_the_wait_for_his_own_report_only(newsroom: Newsroom) -> None:
     first, second = newsroom.ask(), newsroom.ask()
     newsroom.supervisor.expect(HealthAsked).reply_to.set_exception(UnavailableError("gone"))
-    assert first.get(5.0)["state"] == "unknown"
+    assert first.get(PATIENCE_S)["state"] == "unknown"
     newsroom.registrar.expect(RollAsked)
     newsroom.tell_health("ready")
     newsroom.tell_sessions()
-    assert second.get(5.0)["state"] == "ready"
+    assert second.get(PATIENCE_S)["state"] == "ready"
 
 
 def test_a_status_says_that_redis_does_not_answer(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_status_says_that_redis_does_not_answer(tmp_path: Path) -> None:
     reply = newsroom.ask()
     newsroom.tell_health("recovering", {"engine": "redis", "search_module": "/m.so"})
     newsroom.tell_sessions()
-    status = reply.get(5.0)
+    status = reply.get(PATIENCE_S)
     assert status["redis"]["healthy"] is False
     assert status["redis"]["search_engine"] == "redis"
     assert status["budgets"]["redis"]["used_bytes"] is None
@@ -156,7 +156,7 @@ def test_channels_and_sessions_alone(newsroom: Newsroom) -> None:
     channels = newsroom.ask("channels")
     newsroom.tell_health()
     newsroom.tell_sessions()
-    assert channels.get(5.0) == {
+    assert channels.get(PATIENCE_S) == {
         "channels": [
             {
                 "channel": "general",
@@ -170,4 +170,4 @@ def test_channels_and_sessions_alone(newsroom: Newsroom) -> None:
     sessions = newsroom.ask("sessions")
     newsroom.tell_health()
     newsroom.tell_sessions()
-    assert [entry["adapter_pid"] for entry in sessions.get(5.0)["sessions"]] == [42]
+    assert [entry["adapter_pid"] for entry in sessions.get(PATIENCE_S)["sessions"]] == [42]

@@ -40,7 +40,7 @@ from actors.timer import Timer
 from agentbus.ids import RecoveryEpoch
 from agentbus.projection.errors import RedisUnusableError
 from tests.clock import FakeClock
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.probe import Probe, settle
 
 
@@ -84,7 +84,7 @@ class Office:
     def health(self) -> dict[str, Any]:
         reply = FutureReply()
         self.tell(HealthAsked(reply))
-        health: dict[str, Any] = reply.get(2.0)
+        health: dict[str, Any] = reply.get(PATIENCE_S)
         return health
 
     def state(self) -> tuple[str, int]:
@@ -92,13 +92,13 @@ class Office:
         return health["state"], health["epoch"]
 
     def wait_for(self, state: str, number: int) -> None:
-        eventually(lambda: self.state() == (state, number), 5.0, what=f"{state} {number}")
+        eventually(lambda: self.state() == (state, number), what=f"{state} {number}")
 
     def ready(self) -> None:
         self.tell(CaughtUp(epoch(1), {"engine": "redis"}))
 
     def close(self) -> None:
-        self.dispatcher.stop(5.0)
+        self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
         for probe in (self.ledger, self.projector, self.registrar, self.cleanup):
             probe.stop()

@@ -13,7 +13,7 @@ from actors.base import Address
 from agentbus.errors import BusError
 from agentbus.store.changes import BindSession, Change, Outcome
 from agentbus.store.ledger import LedgerStore
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import in_process_bus
 
 
@@ -29,7 +29,7 @@ def test_a_bus_whose_timer_failed_ends() -> None:
         timer = bus.system._timer
         assert timer is not None
         timer.deliver_at(0.0, cast(Address[Any], Refusing()), "due")
-        assert bus.system.wait(5.0)
+        assert bus.system.wait(PATIENCE_S)
         assert bus.system.failure == "timer failed: RuntimeError"
 
 
@@ -41,7 +41,7 @@ def test_an_attachment_that_was_being_bound_at_the_stop_is_not_left_running(
     def hold_bindings(store: LedgerStore, batch: Sequence[Change]) -> list[Outcome]:
         if any(isinstance(change, BindSession) for change in batch):
             binding.set()
-            assert leave.wait(10.0)
+            assert leave.wait(PATIENCE_S)
         return apply(store, batch)
 
     monkeypatch.setattr(LedgerStore, "apply", hold_bindings)
@@ -53,11 +53,11 @@ def test_an_attachment_that_was_being_bound_at_the_stop_is_not_left_running(
     with in_process_bus() as bus:
         newcomer = threading.Thread(target=attach)
         newcomer.start()
-        assert binding.wait(5.0)
+        assert binding.wait(PATIENCE_S)
         ledger = next(iter(bus.system._flow))
         stopping = threading.Thread(target=bus.system.stop)
         stopping.start()
-        eventually(lambda: ledger.statistics().mailbox_length > 0, 5.0, what="the ledger's stop")
+        eventually(lambda: ledger.statistics().mailbox_length > 0, what="the ledger's stop")
         leave.set()
         stopping.join()
         newcomer.join()

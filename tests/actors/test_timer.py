@@ -10,8 +10,8 @@ import pytest
 from actors.pool import Dispatcher, PooledActor
 from actors.timer import Timer, TimerStatistics
 from agentbus.clock import SystemClock
-from tests.actors.runtimes import eventually
 from tests.clock import FakeClock
+from tests.eventually import PATIENCE_S, eventually
 from tests.probe import Probe
 
 
@@ -174,9 +174,9 @@ def test_pooled_actor_gets_its_deadlines_too(clock: FakeClock, timer: Timer) -> 
         waiter = Waiter()
         timer.deliver_after(1.0, dispatcher.start(waiter), "due")
         clock.advance(1.0)
-        assert waiter.told.wait(2)
+        assert waiter.told.wait(PATIENCE_S)
     finally:
-        assert dispatcher.stop(2)
+        assert dispatcher.stop(PATIENCE_S)
 
 
 def test_stopped_timer_has_no_thread_and_delivers_nothing(clock: FakeClock, probe: Probe) -> None:

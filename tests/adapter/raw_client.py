@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from agentbus.encoding import decode_trusted, encode_line
+from tests.eventually import PATIENCE_S, eventually
 
 Channel = Literal["pipe", "socketpair"]
 MODERN_META = {
@@ -75,7 +76,7 @@ class RawClient:
     def cancel(self, request_id: Any) -> None:
         self.notify("notifications/cancelled", {"requestId": request_id})
 
-    def receive(self, within_s: float = 15.0) -> Any:
+    def receive(self, within_s: float = PATIENCE_S) -> Any:
         """The next message. Raises EOFError at the end, TimeoutError after `within_s`."""
         deadline = time.monotonic() + within_s
         chunks = [self._unread]
@@ -125,7 +126,7 @@ class RawClient:
             os.close(self._write_fd)
             self._write_fd = -1
 
-    def wait_exit(self, within_s: float = 10.0) -> int:
+    def wait_exit(self, within_s: float = PATIENCE_S) -> int:
         return self.process.wait(within_s)
 
     def close(self) -> None:
@@ -151,11 +152,17 @@ class EventLog:
 
     def expect(self, event: str, *, at_least: int = 1, **fields: Any) -> dict[str, Any]:
         """Wait for an event; returns the newest of its kind."""
-        deadline = time.monotonic() + 15.0
-        while len(found := self.all(event, **fields)) < at_least:
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no {event} {fields} in:\n{self.path.read_text()}")
-            time.sleep(0.005)
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            found[:] = self.all(event, **fields)
+            return len(found) >= at_least
+
+        try:
+            eventually(is_there, what=f"{event} {fields}")
+        except AssertionError as error:
+            error.add_note(self.path.read_text())
+            raise
         return found[-1]
 
 

@@ -256,7 +256,7 @@ def test_end_of_input_while_the_output_is_blocked_ends_the_process(
     session.receive_records("blocked", bytes=TOO_BIG)
     session.receive_records("running", gated=True)
     session.close_write()
-    assert session.wait_exit(within_s=5) == 0
+    assert session.wait_exit() == 0
     settled = session.events.expect("settled", tag="blocked")
     assert (settled["outcome"], settled["bytes_left"]) == ("shutdown", True)
     assert session.outcome_of("running") == "shutdown"

@@ -23,6 +23,7 @@ from agentbus.errors import (
 )
 from tests.adapter.in_process import Adapter, scenario
 from tests.adapter.scripted_daemon import DROP, After, ScriptedDaemon
+from tests.eventually import PATIENCE_S
 
 RECEIPT = {"message_id": "m1", "sequence": 1, "operation_id": "x", "duplicate": False}
 
@@ -92,7 +93,7 @@ async def test_a_call_in_a_long_recovery_waits_as_it_is_told_but_not_beyond_its_
     assert not finished
     assert len(daemon.requests("send")) == 1
     daemon.tell("readiness", state="ready", epoch=2)
-    assert (await asyncio.wait_for(sending, 5.0))["message_id"] == "m1"
+    assert (await asyncio.wait_for(sending, PATIENCE_S))["message_id"] == "m1"
 
 
 @scenario

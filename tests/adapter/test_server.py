@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ import pytest
 from agentbus.adapter.tools import TOOLS
 from agentbus.encoding import decode_trusted, encode
 from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT
+from agentbus.processes import start_mark
 from tests.adapter.adapter_process import AdapterProcess
 from tests.adapter.raw_client import MODERN_META
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 Adapters = Callable[..., AdapterProcess]
 
@@ -255,9 +255,7 @@ def test_more_calls_than_allowed_at_once_are_overloaded(adapters: Adapters) -> N
     assert adapter.use("whoami")["error"]["code"] == "overloaded"
     for request_id in waiting:
         adapter.cancel(request_id)
-    deadline_s = time.monotonic() + 10
-    while "error" in adapter.use("whoami"):
-        assert time.monotonic() < deadline_s
+    eventually(lambda: "error" not in adapter.use("whoami"))
 
 
 def test_a_cancelled_receive_loses_nothing(adapters: Adapters) -> None:
@@ -340,12 +338,12 @@ def test_signals_and_the_end_of_input_end_the_process_cleanly(adapters: Adapters
         adapter = adapters()
         adapter.use("whoami")
         adapter.process.send_signal(number)
-        assert adapter.wait_exit(2.0) == 0
+        assert adapter.wait_exit() == 0
     adapter = adapters()
     adapter.use("whoami")
     adapter.call("receive", wait_seconds=30)
     adapter.close_write()
-    assert adapter.wait_exit(2.0) == 0
+    assert adapter.wait_exit() == 0
 
 
 def test_an_interrupt_during_a_call_does_not_end_the_process(adapters: Adapters) -> None:
@@ -380,19 +378,9 @@ def test_the_process_ends_with_its_parent(shared_bus: ThrowAwayBus) -> None:
     os.close(reading)
     try:
         pid = int(parent.stdout)
-        deadline_s = time.monotonic() + 2
-        while _runs(pid):
-            assert time.monotonic() < deadline_s, "the adapter outlived its parent"
-            time.sleep(0.01)
+        eventually(lambda: start_mark(pid) is None, what="the adapter goes with its parent")
     finally:
         os.close(writing)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_configuration_that_cannot_be_used_is_one_line_and_code_2(tmp_path: Path) -> None:
@@ -437,7 +425,7 @@ def test_a_killed_daemon_is_started_again_and_nothing_is_lost_or_doubled(
         received = kim.use("receive", wait_seconds=20)
         assert [message["content"] for message in received["messages"]] == ["after"]
     finally:
-        _stop(bus)
+        stop_daemon(bus.runtime)
 
 
 def test_a_receive_that_waits_goes_on_after_the_daemon_was_killed(
@@ -454,7 +442,7 @@ def test_a_receive_that_waits_goes_on_after_the_daemon_was_killed(
         received = kim.answer(waiting)
         assert [message["content"] for message in received["messages"]] == ["through the crash"]
     finally:
-        _stop(bus)
+        stop_daemon(bus.runtime)
 
 
 def test_after_an_intentional_stop_only_the_next_call_starts_the_bus(
@@ -466,7 +454,7 @@ def test_after_an_intentional_stop_only_the_next_call_starts_the_bus(
     waiting = adapter.call("receive", wait_seconds=40)
     adapter.use("whoami")
     with bus.client() as client:
-        client.request("stop", {}, 5.0)
+        client.request("stop", {}, PATIENCE_S)
     assert bus.wait_ended() == 0
     assert adapter.answer(waiting)["error"]["code"] == "unavailable"
     assert bus.state() is None
@@ -474,7 +462,7 @@ def test_after_an_intentional_stop_only_the_next_call_starts_the_bus(
         assert "error" not in adapter.use("whoami")
         assert bus.state() == "ready"
     finally:
-        _stop(bus)
+        stop_daemon(bus.runtime)
 
 
 def test_after_a_reset_the_first_result_says_so_and_delivery_goes_on(
@@ -485,7 +473,7 @@ def test_after_a_reset_the_first_result_says_so_and_delivery_goes_on(
     kim.use("receive")
     old = sam.use("send", channel="general", content="old")
     with bus.client() as client:
-        client.request("reset", {}, 5.0)
+        client.request("reset", {}, PATIENCE_S)
     bus.wait_ended()
     try:
         answer = kim.use("receive")
@@ -496,7 +484,7 @@ def test_after_a_reset_the_first_result_says_so_and_delivery_goes_on(
         assert [message["content"] for message in received["messages"]] == ["new"]
         assert received["notices"] == []
     finally:
-        _stop(bus)
+        stop_daemon(bus.runtime)
 
 
 def test_a_changed_configuration_is_a_mismatch_until_the_bus_is_started_again(
@@ -509,13 +497,3 @@ def test_a_changed_configuration_is_a_mismatch_until_the_bus_is_started_again(
     assert bus.stop() == 0
     bus.start()
     assert "error" not in adapter.use("whoami")
-
-
-def _stop(bus: ThrowAwayBus) -> None:
-    """End the daemon that an adapter started."""
-    with bus.client() as client:
-        client.request("stop", {}, 5.0)
-    deadline_s = time.monotonic() + 10
-    while bus.state() is not None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)

@@ -24,6 +24,7 @@ from agentbus.adapter.transport import StdioTransport
 from agentbus.encoding import decode_trusted, encode_line
 from agentbus.limits import OUT_BUFFER_BYTES, STDIN_FRAME_BYTES
 from tests.adapter.raw_client import EventLog, RawClient
+from tests.eventually import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 ARGV = [sys.executable, "-m", "tests.adapter.probe_server"]
@@ -213,7 +214,7 @@ def test_a_result_in_a_file_is_handed_off(tmp_path: Path) -> None:
     assert events.expect("settled", tag="filed")["outcome"] == "handed_off"
     assert (tmp_path / "answers").read_bytes().endswith(b"}\n")
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_paused_terminal_blocks_neither_the_loop_nor_the_exit(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_a_paused_terminal_blocks_neither_the_loop_nor_the_exit(tmp_path: Path) 
         assert events.expect("mark", tag="alive")["queued_bytes"] > 0
         assert not events.all("settled")
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
         settled = events.expect("settled", tag="unread")
         assert (settled["outcome"], settled["bytes_left"]) == ("shutdown", True)
     finally:

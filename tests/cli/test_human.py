@@ -14,7 +14,7 @@ from agentbus.encoding import decode_strict
 from agentbus.errors import ValidationError
 from agentbus.ids import new_id
 from tests.bus_fixture import ThrowAwayBus
-from tests.cli.command import agentbus_admin, run
+from tests.cli.command import agentbus, agentbus_admin, run
 from tests.peer_sessions import PeerSession
 
 COMMANDS = (
@@ -175,6 +175,7 @@ def test_what_waits_is_listed_and_shown(
     (row,) = document(shared_bus, "human", "list")["interventions"]
     assert (row["to"], row["from"], row["delivery_id"]) == (worker.agent, "Asker", delivery_id)
     listed = agentbus_admin(shared_bus, "human", "list").stdout
+    assert "1; agentbus-admin human list shows what" in agentbus(shared_bus, "status").stdout
     assert row["intervention_id"] in listed
     for either_id in (row["intervention_id"], delivery_id):
         done = shown(shared_bus, "agentbus-admin human show ID", ID=either_id)

@@ -264,7 +264,7 @@ def test_a_hook_does_not_wait_for_a_daemon_that_hangs(
             finally:
                 os.kill(bus.daemon.pid, signal.SIGCONT)
             took_s.append(time.monotonic() - began_s)
-        assert took_s[1] < HOOK_S + took_s[0] + 1.0
+        assert took_s[1] < HOOK_S + took_s[0] + 5.0
         assert capsys.readouterr().out == ""
 
 

@@ -121,7 +121,7 @@ def _found(auditor: BusSession) -> list[str]:
         return len(ids) == shown
 
     with contextlib.suppress(AssertionError):
-        eventually(is_complete, 5.0)
+        eventually(is_complete)
     return ids
 
 

@@ -16,7 +16,7 @@ from agentbus.errors import BusError, UnavailableError
 from agentbus.transport.client import Client, connect_socket
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.crash.conversation import attempt
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="needs Linux to limit another process"
@@ -69,7 +69,7 @@ def crowd(bus: ThrowAwayBus, size: int) -> Iterator[None]:
     """That many connections that say nothing."""
     with ExitStack() as stack:
         for _ in range(size):
-            stack.enter_context(connect_socket(bus.runtime.socket, 5.0))
+            stack.enter_context(connect_socket(bus.runtime.socket, PATIENCE_S))
         yield
 
 
@@ -88,10 +88,13 @@ def test_without_descriptors_newcomers_wait_and_everybody_else_goes_on(bus: Thro
     with bus.client() as client:
         before = client.request("status", {}, 10.0)["transport"]["accept_pauses"]
     with limited(bus, resource.RLIMIT_NOFILE, DESCRIPTORS):
-        with crowd(bus, DESCRIPTORS), Client(connect_socket(bus.runtime.socket, 5.0)) as newcomer:
+        with (
+            crowd(bus, DESCRIPTORS),
+            Client(connect_socket(bus.runtime.socket, PATIENCE_S)) as newcomer,
+        ):
             eventually(lambda: descriptors(bus) == DESCRIPTORS, what="no descriptor left")
-            began_s = computed_s(bus)
             accepted = [send(sam, f"while it is full {number}") for number in range(50)]
+            began_s = computed_s(bus)
             assert isinstance(attempt(lambda: newcomer.request("heartbeat", {}, 1.5)), BusError)
             assert computed_s(bus) - began_s < 1.0, "it computes although it can only wait"
         eventually(lambda: bus.state() == "ready", what="an accept after the crowd has gone")
@@ -99,7 +102,8 @@ def test_without_descriptors_newcomers_wait_and_everybody_else_goes_on(bus: Thro
         send(kim, "I am here")
         with bus.client() as client:
             assert client.request("status", {}, 10.0)["transport"]["accept_pauses"] > before
-            assert client.request("heartbeat", {}, 5.0)["epoch"] == 1, "Redis was taken for lost"
+            epoch = client.request("heartbeat", {}, PATIENCE_S)["epoch"]
+            assert epoch == 1, "Redis was taken for lost"
         assert set(accepted) <= set(stored(kim))
 
 

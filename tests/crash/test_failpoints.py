@@ -22,7 +22,7 @@ from tests.crash.faults import ADAPTER_POINTS, DAEMON_POINTS, kill_redis
 from tests.crash.judge import judge
 from tests.crash.run import look
 from tests.crash.world import HOOK, World
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.signals import kill
 
 OLD_S = 7000.0
@@ -163,7 +163,7 @@ def test_an_adapter_killed_there_loses_nothing_and_marks_what_comes_again(
     adapter.next_failpoint = point
     adapter.receive(5.0, None)
     assert adapter.process is not None
-    assert adapter.process.wait(10.0) == -signal.SIGKILL
+    assert adapter.process.wait(PATIENCE_S) == -signal.SIGKILL
     verdict_is_clean(world)
 
 

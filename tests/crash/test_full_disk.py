@@ -16,7 +16,7 @@ from agentbus.limits import KIB
 from agentbus.transport.singleton import EXIT_DATABASE
 from tests.bus_fixture import BusSession, ThrowAwayBus, stop_daemon
 from tests.crash.conversation import attempt
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.exhaustion import CAN_MOUNT, fill, small_disk
 from tests.signals import kill
 
@@ -69,7 +69,8 @@ def test_a_full_disk_refuses_sends_answers_readers_and_recovers_when_there_is_ro
             assert bus.state() == "ready"
             assert reader.call("history", channel="general", count=1)["messages"]
             with bus.client() as client:
-                assert client.request("status", {}, 5.0)["store"]["messages"] == len(accepted)
+                status = client.request("status", {}, PATIENCE_S)
+                assert status["store"]["messages"] == len(accepted)
             again = attempt(lambda: send(sender, refused_id))
             assert isinstance(again, UnavailableError)
             ballast.unlink()
@@ -141,7 +142,7 @@ def test_redis_without_room_for_its_files_is_replaced_when_there_is_room(
             refused = eventually(lambda: _refusal(sender), what="a refusal")
             assert isinstance(refused, UnavailableError), refused
             with bus.client() as client:
-                status = client.request("status", {}, 5.0)
+                status = client.request("status", {}, PATIENCE_S)
             assert status["state"] == "recovering"
             assert status["errors"]
             assert bus.daemon is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.bus_fixture import ANSWER_WITHIN_S, ThrowAwayBus
+from tests.bus_fixture import ThrowAwayBus, stop_daemon
 from tests.harness.command_lines import Adapter, ClaudeCode, Codex
 from tests.harness.fake_anthropic import FakeAnthropic
 from tests.harness.fake_openai import FakeOpenAI
@@ -16,8 +15,6 @@ from tests.harness.installed_claude import InstalledClaudeCode
 from tests.harness.network import loopback_only
 from tests.harness.peer import Peer
 from tests.harness.processes import wait_no_adapter
-
-_POLL_S = 0.02
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +32,8 @@ def bus() -> Iterator[ThrowAwayBus]:
         yield bus
         wait_no_adapter(bus)
     finally:
-        _stop(bus)
+        if bus.state() is not None:
+            stop_daemon(bus.runtime)
         print(_logs(bus.data_directory))  # shown when the test failed
         bus.close()
 
@@ -72,16 +70,6 @@ def lee(bus: ThrowAwayBus) -> Peer:
     """A peer of theirs; the daemon runs before anybody came."""
     bus.start()
     return Peer(bus, "Lee")
-
-
-def _stop(bus: ThrowAwayBus) -> None:
-    if bus.state() is None:
-        return
-    bus.client().request("stop", {}, ANSWER_WITHIN_S)
-    deadline_s = time.monotonic() + ANSWER_WITHIN_S
-    while bus.state() is not None:
-        assert time.monotonic() < deadline_s, "the daemon did not stop"
-        time.sleep(_POLL_S)
 
 
 def _logs(folder: Path) -> str:

@@ -20,7 +20,7 @@ from agentbus.transport.client import Client
 from agentbus.transport.singleton import DaemonLock, RuntimePaths, prepare_directory
 from tests.bus_fixture import ANSWER_WITHIN_S, BusSession
 from tests.clock import FakeClock
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 
 class InProcessBus:
@@ -49,7 +49,7 @@ class InProcessBus:
         eventually(lambda: self.heartbeat() == "ready", 30.0, what="ready")
 
     def status(self) -> Any:
-        with Client.connect(self.paths.socket, 5.0) as client:
+        with Client.connect(self.paths.socket, PATIENCE_S) as client:
             return client.request("status", {}, 10.0)
 
     @property
@@ -57,8 +57,8 @@ class InProcessBus:
         return database_path(self.config)
 
     def heartbeat(self) -> str:
-        with Client.connect(self.paths.socket, 5.0) as client:
-            return str(client.request("heartbeat", {}, 5.0)["state"])
+        with Client.connect(self.paths.socket, PATIENCE_S) as client:
+            return str(client.request("heartbeat", {}, PATIENCE_S)["state"])
 
     def attach(self, agent: str = "Sam", conversation: str | None = None) -> BusSession:
         """A conversation on a connection of its own; the same conversation again resumes it."""

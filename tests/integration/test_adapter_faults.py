@@ -21,7 +21,7 @@ from agentbus.limits import (
 )
 from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
 from tests.signals import freeze
 
@@ -33,10 +33,11 @@ def adapter(bus: ThrowAwayBus, agent: str, session: str) -> Iterator[AdapterProc
         yield one
 
 
-def status(bus: ThrowAwayBus) -> dict[str, Any]:
+def in_flight(bus: ThrowAwayBus) -> int:
+    """Requests that have no answer yet, without the one that asks."""
     with bus.client() as client:
-        answer: dict[str, Any] = client.request("status", {}, 10.0)
-        return answer
+        status = client.request("status", {}, PATIENCE_S)
+        return int(status["transport"]["in_flight_now"]) - 1
 
 
 def attached(bus: ThrowAwayBus, agent: str) -> bool:
@@ -49,12 +50,12 @@ def test_one_killed_while_it_waits_leaves_no_wait_and_moves_nothing(bus: ThrowAw
     kim = bus.attach("Kim")
     with adapter(bus, "Waiter", "wait") as waiter:
         waiter.use("receive")
-        before = status(bus)["transport"]["in_flight_now"]  # the asking itself among them
+        eventually(lambda: in_flight(bus) == 0, what="no report of it is under way any more")
         waiter.call("receive", wait_seconds=40)
-        eventually(lambda: status(bus)["transport"]["in_flight_now"] > before, what="the wait")
+        eventually(lambda: in_flight(bus) == 1, what="the wait")
         waiter.process.kill()
         eventually(lambda: not attached(bus, "Waiter"), what="its attachment has ended")
-        assert status(bus)["transport"]["in_flight_now"] == before
+        assert in_flight(bus) == 0
     sent = kim.call("send", channel="general", content="for whoever comes")
     with adapter(bus, "Waiter", "wait") as successor:
         (message,) = successor.use("receive", wait_seconds=10)["messages"]
@@ -102,10 +103,11 @@ def test_a_stopped_one_costs_bounded_memory_delays_nobody_and_lapses(
             kim.call("send", channel="general", content=content)
         listener = bus.system._listener
         assert listener is not None
-        assert 0 < listener.statistics().queued_bytes_now <= CONNECTION_OUT_BUFFER_BYTES
+        queued_bytes = eventually(lambda: listener.statistics().queued_bytes_now)
+        assert queued_bytes <= CONNECTION_OUT_BUFFER_BYTES
         for _ in range(int(ATTACHMENT_EXPIRY_SECONDS // HEARTBEAT_SECONDS) + 2):
             bus.clock.advance(HEARTBEAT_SECONDS)
-            kim.client.request("heartbeat", {}, 5.0)
+            kim.client.request("heartbeat", {}, PATIENCE_S)
         eventually(lambda: listener.statistics().connections_now == 1, what="its connection closed")
         eventually(lambda: listener.statistics().queued_bytes_now == 0, what="its output dropped")
         frozen.process.send_signal(signal.SIGCONT)
@@ -180,8 +182,8 @@ def test_the_end_of_a_harness_with_all_its_processes_leaves_the_daemon_and_no_pi
                 answer = decode_trusted(harness.stdout.readline())
                 assert "result" in answer, answer
             os.killpg(harness.pid, signal.SIGKILL)
-            output, errors = harness.communicate(timeout=5.0)  # the end of both, held by nobody
-            assert (output, errors) == (b"", b"")
+            # The end of both, held by nobody.
+            assert harness.communicate(timeout=PATIENCE_S) == (b"", b"")
         assert bus.state() == "ready"
         kept = bus.attach("Kim").call("history", channel="general")["messages"]
         assert [message["content"] for message in kept] == ["kept"]

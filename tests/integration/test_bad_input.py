@@ -15,6 +15,7 @@ from agentbus.limits import FRAME_BYTES, NAME_BYTES, PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import encode_request
 from agentbus.transport.client import Client
 from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.eventually import PATIENCE_S
 
 ODD = [
     "\u202egnp.exe",
@@ -38,7 +39,7 @@ class Wire:
 
     def __init__(self, bus: ThrowAwayBus) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(10.0)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect(str(bus.runtime.socket))
         self._file = self.socket.makefile("rb")
 
@@ -144,7 +145,7 @@ def test_a_bad_identity_is_refused(bus: ThrowAwayBus, field: str, name: str) -> 
         field: name,
     }
     with pytest.raises(ValidationError, match=field):
-        client.request("attach", frame, 5.0)
+        client.request("attach", frame, PATIENCE_S)
 
 
 # --- arguments ---
@@ -342,7 +343,7 @@ def test_attach_without_hello_is_refused(wire: Wire) -> None:
 def test_somebody_elses_attachment_cannot_be_used(bus: ThrowAwayBus) -> None:
     sam, other = bus.attach(), bus.attach("Eve")
     with pytest.raises(Exception, match="attach again"):
-        other.client.request("whoami", {"attachment": sam.attachment, "args": {}}, 5.0)
+        other.client.request("whoami", {"attachment": sam.attachment, "args": {}}, PATIENCE_S)
     other.client.notify("credit", {"attachment": sam.attachment, "messages": 1, "bytes": 1})
     assert sam.call("whoami")["session_id"] == sam.attachment[0]
 
@@ -367,20 +368,22 @@ def test_names_that_look_alike_are_names_of_their_own(sam: BusSession) -> None:
 
 
 def test_a_hello_of_another_protocol_is_refused_readably(bus: ThrowAwayBus) -> None:
-    with Client.connect(bus.runtime.socket, 5.0) as client:
+    with Client.connect(bus.runtime.socket, PATIENCE_S) as client:
         for version in (PROTOCOL_VERSION + 1,):
             with pytest.raises(Exception, match=f"protocol {PROTOCOL_VERSION}") as refused:
-                client.request("hello", {"protocol": version, "version": "9", "pid": 1}, 5.0)
+                client.request("hello", {"protocol": version, "version": "9", "pid": 1}, PATIENCE_S)
             assert "agentbus stop" in str(refused.value)
-        assert client.request("status", {}, 5.0)["state"] == "ready"
+        assert client.request("status", {}, PATIENCE_S)["state"] == "ready"
 
 
 def test_an_adapter_of_another_version_is_refused_and_a_command_line_is_not(
     bus: ThrowAwayBus,
 ) -> None:
     hello = {"protocol": PROTOCOL_VERSION, "version": "0.0.1", "pid": 1}
-    with Client.connect(bus.runtime.socket, 5.0) as client:
+    with Client.connect(bus.runtime.socket, PATIENCE_S) as client:
         with pytest.raises(Exception, match=r"0\.0\.1") as refused:
-            client.request("hello", hello | {"config_path": "/c", "config_fingerprint": "f"}, 5.0)
+            client.request(
+                "hello", hello | {"config_path": "/c", "config_fingerprint": "f"}, PATIENCE_S
+            )
         assert __version__ in str(refused.value)
-        assert client.request("hello", hello, 5.0)["version"] == __version__
+        assert client.request("hello", hello, PATIENCE_S)["version"] == __version__

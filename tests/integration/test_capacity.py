@@ -21,7 +21,7 @@ from agentbus.store import accounting
 from agentbus.store.connection import open_reader
 from agentbus.store.reader import Reader
 from tests.bus_fixture import BusSession
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.hooks import Hook
 from tests.integration.in_process import InProcessBus, in_process_bus
 from tests.stores import both_stores
@@ -188,7 +188,7 @@ def test_room_made_by_age_lets_the_bus_accept_again_and_says_so_once() -> None:
 
         def is_clear() -> bool:
             bus.clock.advance(5)
-            sam.client.request("heartbeat", {}, 5.0)
+            sam.client.request("heartbeat", {}, PATIENCE_S)
             return not bus.status()["budgets"]["sqlite"]["exhausted"]
 
         eventually(is_clear)

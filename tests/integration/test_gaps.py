@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.bus_fixture import BusSession
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
 
 
@@ -20,7 +20,7 @@ def bus() -> Iterator[InProcessBus]:
 
 
 def leave(session: BusSession) -> None:
-    session.client.request("detach", {"attachment": session.attachment}, 5.0)
+    session.client.request("detach", {"attachment": session.attachment}, PATIENCE_S)
     session.close()
 
 

@@ -14,6 +14,7 @@ from agentbus.errors import NotFoundError, RateLimitedError, UnavailableError
 from agentbus.ids import new_id
 from agentbus.rules.memories import NOTICE_CONTENT_BYTES
 from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.eventually import PATIENCE_S
 from tests.signals import kill
 
 
@@ -228,7 +229,7 @@ def wait_recovered(bus: ThrowAwayBus, last_epoch: int) -> None:
     """Until the running daemon is ready in an epoch later than `last_epoch`."""
     with bus.client() as client:
         for _ in range(3000):
-            answer = client.request("heartbeat", {}, 5.0)
+            answer = client.request("heartbeat", {}, PATIENCE_S)
             if answer["state"] == "ready" and answer["epoch"] > last_epoch:
                 return
             time.sleep(0.01)

@@ -23,7 +23,7 @@ from agentbus.transport.singleton import (
     runtime_directory,
 )
 from tests.bus_fixture import ROOT, ThrowAwayBus, stop_daemon
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 
 def run_daemon(bus: ThrowAwayBus, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +91,7 @@ def test_a_config_mismatch_is_told_at_attach_with_what_to_do(bus: ThrowAwayBus) 
         "config_path": "/elsewhere/config.json",
         "config_fingerprint": "f" * 64,
     }
-    assert client.request("hello", hello, 5.0)["config_path"] == str(bus.config_path)
+    assert client.request("hello", hello, PATIENCE_S)["config_path"] == str(bus.config_path)
     attach = {
         "agent": "Sam",
         "application": "test",
@@ -101,15 +101,15 @@ def test_a_config_mismatch_is_told_at_attach_with_what_to_do(bus: ThrowAwayBus) 
         "window_bytes": 1,
     }
     with pytest.raises(ConfigMismatchError, match="agentbus stop") as refused:
-        client.request("attach", attach, 5.0)
+        client.request("attach", attach, PATIENCE_S)
     assert str(bus.config_path) in refused.value.message
     assert "/elsewhere/config.json" in refused.value.message
     matching = {
         "config_path": str(bus.config_path),
         "config_fingerprint": bus.config.fingerprint(),
     }
-    client.request("hello", hello | matching, 5.0)
-    assert client.request("attach", attach, 5.0)["agent"] == "Sam"
+    client.request("hello", hello | matching, PATIENCE_S)
+    assert client.request("attach", attach, PATIENCE_S)["agent"] == "Sam"
 
 
 _ENSURE = """
@@ -123,7 +123,7 @@ from agentbus.transport.singleton import runtime_directory
 paths = runtime_directory(os.environ, os.getuid())
 client = ensure_daemon(paths, Path(sys.argv[1]), deadline_s=30.0)
 hello = {"protocol": PROTOCOL_VERSION, "version": "x", "pid": os.getpid()}
-print(client.request("hello", hello, 5.0)["pid"])
+print(client.request("hello", hello, 20.0)["pid"])
 client.close()
 """
 

@@ -17,7 +17,7 @@ from agentbus.transport.client import NoAnswerError
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.cli.command import agentbus
 from tests.crash.conversation import attempt
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.signals import kill
 
 FAILPOINT = "AGENTBUS_TEST_FAILPOINT"
@@ -41,7 +41,7 @@ def fill(bus: ThrowAwayBus) -> BusSession:
 
 def reset(bus: ThrowAwayBus) -> Any:
     with bus.client() as client:
-        return client.request("reset", {}, 15.0)
+        return client.request("reset", {}, PATIENCE_S)
 
 
 def state_of(bus: ThrowAwayBus) -> tuple[str, dict[str, int], bool]:
@@ -109,7 +109,7 @@ def test_sends_in_flight_are_answered_and_leave_nothing_in_the_new_bus(bus: Thro
 
     def send_on(session: BusSession) -> None:
         session.call("send", channel="general", content="before", operation_id=new_id())
-        under_way.wait(10)
+        under_way.wait(PATIENCE_S)
         while True:
             answer = attempt(
                 lambda: session.call("send", channel="general", content="x", operation_id=new_id())
@@ -121,10 +121,10 @@ def test_sends_in_flight_are_answered_and_leave_nothing_in_the_new_bus(bus: Thro
 
     with ThreadPoolExecutor(4) as pool:
         sending = [pool.submit(send_on, session) for session in sessions]
-        under_way.wait(10)
+        under_way.wait(PATIENCE_S)
         answer = reset(bus)
         for one in sending:
-            one.result(20)
+            one.result(PATIENCE_S)
     assert bus.wait_ended() == 0
     bus.start()
     bus_id, channels, resumed = state_of(bus)
@@ -149,11 +149,13 @@ def test_nothing_of_before_can_change_the_new_bus(bus: ThrowAwayBus) -> None:
     asking = bus.client()
     late = {"attachment": old.attachment}
     with pytest.raises(BusError, match="attach again"):
-        asking.request("send", {**late, "args": {"channel": "general", "content": "late"}}, 5.0)
+        asking.request(
+            "send", {**late, "args": {"channel": "general", "content": "late"}}, PATIENCE_S
+        )
     report = {"epoch": old.facts["epoch"], "report": 1, "expired": []}
     positions = [[kept["subscription"], 3], [row["subscription"], row["handed_off"] + 5]]
     answer = attempt(
-        lambda: asking.request("handoff", {**late, **report, "positions": positions}, 5.0)
+        lambda: asking.request("handoff", {**late, **report, "positions": positions}, PATIENCE_S)
     )
     assert isinstance(answer, BusError) or answer.get("stale")
     asking.notify("used", {**late, "channels": [], "confirm": True})
@@ -199,10 +201,10 @@ def test_a_reset_at_an_odd_moment_is_done_or_refused_truly(bus: ThrowAwayBus, mo
         case _:
             stopper.notify("stop", {})
             threading.Thread(
-                target=lambda: attempt(lambda: stopper.request("stop", {}, 5.0))
+                target=lambda: attempt(lambda: stopper.request("stop", {}, PATIENCE_S))
             ).start()
-    answer = attempt(lambda: asking.request("reset", {}, 15.0))
-    bus.wait_ended(20)
+    answer = attempt(lambda: asking.request("reset", {}, PATIENCE_S))
+    bus.wait_ended()
     bus.start()
     bus_id, channels, _ = state_of(bus)
     if isinstance(answer, BusError):

@@ -26,6 +26,7 @@ from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT, KIB
 from agentbus.protocol import jsonrpc
 from agentbus.protocol.frames import FrameBuffer
 from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.eventually import PATIENCE_S
 
 
 def error_of(session: BusSession, **arguments: Any) -> BusError:
@@ -72,7 +73,7 @@ def test_operation_ids_of_two_sessions_are_apart(bus: ThrowAwayBus) -> None:
 def test_a_receipt_survives_a_new_attachment(bus: ThrowAwayBus) -> None:
     with bus.attach(conversation="c") as first:
         sent = first.call("send", channel="general", content="x", operation_id="k")
-        first.client.request("detach", {"attachment": first.attachment}, 5.0)
+        first.client.request("detach", {"attachment": first.attachment}, PATIENCE_S)
     with bus.attach(conversation="c") as second:
         again = second.call("send", channel="general", content="x", operation_id="k")
     assert again == sent | {"duplicate": True}
@@ -105,7 +106,7 @@ def pipelined(session: BusSession, sends: list[dict[str, Any]]) -> list[Any]:
         frames.append(jsonrpc.encode_request(ids[-1], "send", params))
     session.client.take_unread()  # notices of the bus's state
     connected = session.client.detach()
-    connected.settimeout(10.0)
+    connected.settimeout(PATIENCE_S)
     connected.sendall(b"".join(frames))
     buffer, answers = FrameBuffer(), dict[Any, Any]()
     while len(answers) < len(sends):
@@ -225,7 +226,7 @@ def test_more_requests_in_flight_than_allowed_are_overloaded_and_others_pass(
         sam.call("whoami")
     for number in range(1, IN_FLIGHT_PER_ATTACHMENT + 1):
         sam.notify("cancel_pull", number=number)
-    sam.client.request("heartbeat", {}, 5.0)
+    sam.client.request("heartbeat", {}, PATIENCE_S)
     assert bus.attach("Ada").call("whoami")["agent"] == "Ada"
 
 

@@ -12,6 +12,7 @@ from agentbus.limits import SHUTDOWN_GRACE_SECONDS
 from agentbus.protocol.jsonrpc import encode_request
 from agentbus.transport.client import Client
 from tests.bus_fixture import ThrowAwayBus
+from tests.eventually import PATIENCE_S
 
 
 def test_a_stop_request_is_announced_answered_and_ends_everything(
@@ -112,7 +113,7 @@ def test_a_reset_empties_the_bus_and_numbers_go_on_rising(throw_away_bus: ThrowA
     assert sent["duplicate"] is False
     assert sent["sequence"] > last
     with pytest.raises(BusError, match="attach again"):
-        after.client.request("whoami", {"attachment": before.attachment, "args": {}}, 5.0)
+        after.client.request("whoami", {"attachment": before.attachment, "args": {}}, PATIENCE_S)
 
 
 def test_two_who_ask_to_stop_are_both_answered(throw_away_bus: ThrowAwayBus) -> None:
@@ -122,7 +123,7 @@ def test_two_who_ask_to_stop_are_both_answered(throw_away_bus: ThrowAwayBus) -> 
     assert throw_away_bus.wait_ended() == 0
     for client in clients:
         connected = client.detach()
-        connected.settimeout(5.0)
+        connected.settimeout(PATIENCE_S)
         received = b""
         while chunk := connected.recv(65536):
             received += chunk
@@ -133,7 +134,7 @@ def test_status_channels_and_sessions_need_no_hello(
     throw_away_bus: ThrowAwayBus,
 ) -> None:
     bus = throw_away_bus
-    with Client.connect(bus.runtime.socket, 5.0) as client:
-        assert client.request("status", {}, 5.0)["state"] == "ready"
-        assert client.request("channels", {}, 5.0)["channels"][0]["channel"] == "general"
-        assert client.request("sessions", {}, 5.0) == {"sessions": []}
+    with Client.connect(bus.runtime.socket, PATIENCE_S) as client:
+        assert client.request("status", {}, PATIENCE_S)["state"] == "ready"
+        assert client.request("channels", {}, PATIENCE_S)["channels"][0]["channel"] == "general"
+        assert client.request("sessions", {}, PATIENCE_S) == {"sessions": []}

@@ -12,7 +12,7 @@ from agentbus.errors import NotFoundError, SessionAlreadyConnectedError
 from agentbus.limits import HANDOFF_FLUSH_MS
 from agentbus.rules.retention import HOUR_US
 from tests.bus_fixture import BusSession
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
 
 
@@ -24,7 +24,7 @@ def bus() -> Iterator[InProcessBus]:
 
 def end(session: BusSession) -> None:
     """Leave as an adapter does that ends in order."""
-    session.client.request("detach", {"attachment": session.attachment}, 5.0)
+    session.client.request("detach", {"attachment": session.attachment}, PATIENCE_S)
     session.close()
 
 
@@ -134,7 +134,7 @@ def test_a_live_session_hears_that_its_subscription_expired_though_it_beats() ->
 
         def beats() -> bool:
             bus.clock.advance(20)
-            session.client.request("heartbeat", {}, 5.0)
+            session.client.request("heartbeat", {}, PATIENCE_S)
             return any(one.method == "expired" for one in session.notifications)
 
         for _ in range(3600 // 20 - 1):
@@ -268,7 +268,7 @@ def test_heartbeats_keep_an_attachment_alive(bus: InProcessBus) -> None:
     session = bus.attach(conversation="c")
     for _ in range(12):
         bus.clock.advance(20)
-        session.client.request("heartbeat", {}, 5.0)
+        session.client.request("heartbeat", {}, PATIENCE_S)
     with pytest.raises(SessionAlreadyConnectedError):
         bus.attach(conversation="c")
     assert session.call("whoami")["display_name"] == "Sam"

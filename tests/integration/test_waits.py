@@ -15,7 +15,7 @@ from agentbus.errors import BusError
 from agentbus.limits import PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
 
 LONG_MS = 600_000
@@ -31,7 +31,7 @@ def bus() -> Iterator[InProcessBus]:
 @contextmanager
 def waiting(bus: InProcessBus, **params: Any) -> Iterator[Future[Any]]:
     """A wait under way on a connection of its own."""
-    with Client.connect(bus.paths.socket, 5.0) as client, ThreadPoolExecutor(1) as pool:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
         connection = client.detach()
         try:
             yield pool.submit(client.request, "wait", {"wait_ms": LONG_MS, **params}, WITHIN_S)
@@ -40,13 +40,13 @@ def waiting(bus: InProcessBus, **params: Any) -> Iterator[Future[Any]]:
 
 
 def waits(bus: InProcessBus) -> int:
-    with Client.connect(bus.paths.socket, 5.0) as client:
-        status = client.request("status", {}, 5.0)
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client:
+        status = client.request("status", {}, PATIENCE_S)
     return int(status["waits"]["waiting"])
 
 
 def look(bus: InProcessBus, **params: Any) -> Any:
-    with Client.connect(bus.paths.socket, 5.0) as client:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client:
         return client.request("wait", {"wait_ms": 0, **params}, WITHIN_S)
 
 
@@ -157,7 +157,7 @@ def test_a_wait_ends_at_its_time(bus: InProcessBus) -> None:
 
 def test_whoever_waits_and_goes_away_is_forgotten(bus: InProcessBus) -> None:
     bus.attach("Sam", "sam-1")
-    with Client.connect(bus.paths.socket, 5.0) as client, ThreadPoolExecutor(1) as pool:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
         wait = pool.submit(
             client.request, "wait", {"wait_ms": LONG_MS, "conversation": "sam-1"}, WITHIN_S
         )
@@ -168,9 +168,9 @@ def test_whoever_waits_and_goes_away_is_forgotten(bus: InProcessBus) -> None:
 
 
 def test_a_session_is_found_by_its_harness_process(bus: InProcessBus) -> None:
-    with Client.connect(bus.paths.socket, 5.0) as client:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client:
         hello = {"protocol": PROTOCOL_VERSION, "version": "0", "pid": 1, "harness_pid": 4711}
-        client.request("hello", hello, 5.0)
+        client.request("hello", hello, PATIENCE_S)
         client.request(
             "attach",
             {
@@ -193,8 +193,8 @@ def test_of_several_harness_processes_the_nearest_counts_and_of_its_sessions_the
     bus: InProcessBus,
 ) -> None:
     with (
-        Client.connect(bus.paths.socket, 5.0) as outer,
-        Client.connect(bus.paths.socket, 5.0) as inner,
+        Client.connect(bus.paths.socket, PATIENCE_S) as outer,
+        Client.connect(bus.paths.socket, PATIENCE_S) as inner,
     ):
         greet(outer, 4711)
         greet(inner, 4712)
@@ -207,7 +207,7 @@ def test_of_several_harness_processes_the_nearest_counts_and_of_its_sessions_the
                 "window_messages": 1,
                 "window_bytes": 1000,
             }
-            client.request("attach", attach, 5.0)
+            client.request("attach", attach, PATIENCE_S)
         assert look(bus, harness_pids=[9, 4712, 4711])["display_name"] == "Later"
         assert look(bus, harness_pids=[9, 4711])["display_name"] == "Outer"
 
@@ -226,16 +226,16 @@ def test_a_look_moves_no_cursor_and_counts_every_time(bus: InProcessBus) -> None
 def test_hooks_of_a_harness_reach_its_adapters_in_either_order(bus: InProcessBus) -> None:
     told: list[Notification] = []
     event = {"application": "test", "event": "SessionStart", "harness_pid": 4711}
-    with Client.connect(bus.paths.socket, 5.0) as hooks:
-        hooks.request("hook", {**event, "conversation": "before"}, 5.0)
-        with Client.connect(bus.paths.socket, 5.0, told.append) as client:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as hooks:
+        hooks.request("hook", {**event, "conversation": "before"}, PATIENCE_S)
+        with Client.connect(bus.paths.socket, PATIENCE_S, told.append) as client:
             hello = {"protocol": PROTOCOL_VERSION, "version": "0", "pid": 1, "harness_pid": 4711}
-            client.request("hello", hello, 5.0)
-            hooks.request("hook", {**event, "conversation": "after"}, 5.0)
-            hooks.request("hook", {**event, "conversation": "no", "harness_pid": 1}, 5.0)
+            client.request("hello", hello, PATIENCE_S)
+            hooks.request("hook", {**event, "conversation": "after"}, PATIENCE_S)
+            hooks.request("hook", {**event, "conversation": "no", "harness_pid": 1}, PATIENCE_S)
 
             def evidence() -> list[str]:
-                client.request("heartbeat", {}, 5.0)
+                client.request("heartbeat", {}, PATIENCE_S)
                 return [n.params["session_id"] for n in told if n.method == "evidence"]
 
             eventually(lambda: evidence() == ["before", "after"], what="the adapter was told")
@@ -243,9 +243,9 @@ def test_hooks_of_a_harness_reach_its_adapters_in_either_order(bus: InProcessBus
 
 def test_the_end_of_a_session_releases_its_attachment(bus: InProcessBus) -> None:
     sam = bus.attach("Sam", "sam-1")
-    with Client.connect(bus.paths.socket, 5.0) as hooks:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as hooks:
         ended = {"application": "test", "event": "SessionEnd", "conversation": "sam-1"}
-        hooks.request("hook", ended, 5.0)
+        hooks.request("hook", ended, PATIENCE_S)
     with pytest.raises(BusError) as stale:
         sam.call("whoami")
     assert stale.value.code == "stale_attachment"
@@ -260,9 +260,9 @@ def test_a_wait_that_begins_a_turn_ends_with_its_attachment(bus: InProcessBus) -
         bus.attach("Sam", "sam-1")  # back in time
         bus.clock.advance(RETURN_S * 2)
         assert not turn.done()
-        with Client.connect(bus.paths.socket, 5.0) as hooks:
+        with Client.connect(bus.paths.socket, PATIENCE_S) as hooks:
             ended = {"application": "test", "event": "SessionEnd", "conversation": "sam-1"}
-            hooks.request("hook", ended, 5.0)
+            hooks.request("hook", ended, PATIENCE_S)
 
         def is_over() -> bool:
             bus.clock.advance(RETURN_S)
@@ -309,7 +309,7 @@ def test_a_wait_that_begins_a_turn_gives_the_adapter_time_after_a_restart(
 def greet(client: Client, harness_pid: int) -> None:
     """As an adapter does that has not used the bus yet."""
     hello = {"protocol": PROTOCOL_VERSION, "version": "0", "pid": 1, "harness_pid": harness_pid}
-    client.request("hello", hello, 5.0)
+    client.request("hello", hello, PATIENCE_S)
 
 
 def test_a_resumed_conversation_is_woken_before_its_first_call_while_it_has_an_adapter(
@@ -317,14 +317,14 @@ def test_a_resumed_conversation_is_woken_before_its_first_call_while_it_has_an_a
 ) -> None:
     bus.attach("Sam", "sam-1").close()
     asked = {"conversation": "sam-1", "only_new": True, "harness_pids": [4711]}
-    with Client.connect(bus.paths.socket, 5.0) as adapter:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as adapter:
         greet(adapter, 4711)
         with waiting(bus, **asked) as turn:
             eventually(lambda: waits(bus) == 1, what="the wait is known")
             bus.clock.advance(ABSENT_S)
             bus.attach("Kim", "kim-1").call("send", channel="general", content="hello")
             assert turn.result(WITHIN_S)["outcome"] == "woken"
-    with Client.connect(bus.paths.socket, 5.0) as adapter:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as adapter:
         greet(adapter, 4711)
         with waiting(bus, **asked) as turn:
             eventually(lambda: waits(bus) == 1, what="the wait is known")
@@ -340,11 +340,11 @@ def test_a_resumed_conversation_is_woken_before_its_first_call_while_it_has_an_a
 
 def test_a_wait_that_begins_a_turn_ends_with_its_conversation_at_once(bus: InProcessBus) -> None:
     bus.attach("Sam", "sam-1").close()
-    with Client.connect(bus.paths.socket, 5.0) as adapter:
+    with Client.connect(bus.paths.socket, PATIENCE_S) as adapter:
         greet(adapter, 4711)
         asked = {"conversation": "sam-1", "only_new": True, "harness_pids": [4711]}
         with waiting(bus, **asked) as turn:
             eventually(lambda: waits(bus) == 1, what="the wait is known")
             ended = {"application": "test", "event": "SessionEnd", "conversation": "sam-1"}
-            adapter.request("hook", ended, 5.0)
+            adapter.request("hook", ended, PATIENCE_S)
             assert turn.result(WITHIN_S)["outcome"] == "ended"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,9 @@ from agentbus.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, ProtocolEr
 from agentbus.transport.connection import Connection
 from agentbus.transport.listener import Listener
 from agentbus.transport.reply import Reply
+from tests.eventually import PATIENCE_S
 
 HEARTBEAT_PAYLOAD = {"readiness": "ready"}
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Wait until the condition holds; fail when it does not in time."""
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "condition did not come true in time"
-        time.sleep(0.002)
 
 
 class Recorder:
@@ -95,7 +87,7 @@ class Server:
 
     def connection(self) -> Connection:
         """The connection that came next."""
-        return self.handler.connections.get(timeout=10)
+        return self.handler.connections.get(timeout=PATIENCE_S)
 
 
 class RawClient:
@@ -103,7 +95,7 @@ class RawClient:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(10)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect(str(path))
         self._file = self.socket.makefile("rb")
         self._lock = threading.Lock()

@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from agentbus.clock import SystemClock
@@ -33,8 +35,9 @@ from agentbus.transport.singleton import (
 class Stopper:
     """Handler that knows `stop` and `facts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, vanish: Callable[[], None]) -> None:
         self.stopped = threading.Event()
+        self._vanish = vanish
 
     def connected(self, connection: Connection) -> None: ...
 
@@ -44,6 +47,7 @@ class Stopper:
 
     def request(self, connection: Connection, request: Request, reply: Reply) -> None:
         if request.method == "stop":
+            self._vanish()  # before the answer: whoever gets that finds nobody any more
             reply.set()
             self.stopped.set()
         else:
@@ -77,11 +81,10 @@ def main() -> int:
     lock = DaemonLock(paths.lock)
     if not lock.acquire():
         return EXIT_ALREADY_RUNNING
-    handler = Stopper()
+    handler = Stopper(vanish=partial(remove_socket, paths, lock))
     listener = Listener(bind_socket(paths, lock, uid), handler, dict, clock=SystemClock())
     listener.start()
     handler.stopped.wait()
-    remove_socket(paths, lock)
     listener.close(1.0)
     lock.release()
     return 0

@@ -14,6 +14,7 @@ from agentbus.protocol import jsonrpc
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.async_client import AsyncClient
 from agentbus.transport.client import Client, NoAnswerError
+from tests.eventually import PATIENCE_S
 from tests.transport.server import Server
 
 Scenario = Callable[[AsyncClient, list[Notification]], Awaitable[None]]
@@ -22,7 +23,7 @@ Scenario = Callable[[AsyncClient, list[Notification]], Awaitable[None]]
 def run(server: Server, scenario: Scenario) -> None:
     async def main() -> None:
         seen: list[Notification] = []
-        client = await AsyncClient.connect(server.path, seen.append, timeout_s=5.0)
+        client = await AsyncClient.connect(server.path, seen.append, timeout_s=PATIENCE_S)
         try:
             await asyncio.wait_for(scenario(client, seen), 30)
         finally:
@@ -75,7 +76,7 @@ def test_fault_in_the_callback_does_not_end_the_connection(server: Server) -> No
         raise RuntimeError("callback")
 
     async def main() -> None:
-        client = await AsyncClient.connect(server.path, fault, timeout_s=5.0)
+        client = await AsyncClient.connect(server.path, fault, timeout_s=PATIENCE_S)
         server.connection().send(jsonrpc.encode_notification("n", {}))
         assert await client.request("echo", {}) == {}
         client.close()
@@ -88,7 +89,8 @@ def test_notify_reaches_the_daemon(server: Server) -> None:
     async def scenario(client: AsyncClient, _: list[Notification]) -> None:
         client.notify("used", {"n": 1})
         await client.request("echo", {})
-        assert server.handler.notifications.get(timeout=10) == Notification("used", {"n": 1})
+        told = server.handler.notifications.get(timeout=PATIENCE_S)
+        assert told == Notification("used", {"n": 1})
 
     run(server, scenario)
 
@@ -97,6 +99,8 @@ def test_lost_daemon_fails_every_waiting_request_and_later_ones(server: Server) 
     async def scenario(client: AsyncClient, _: list[Notification]) -> None:
         calls = [asyncio.ensure_future(client.request("hold", {})) for _ in range(3)]
         await client.request("echo", {})
+        for _ in calls:  # read by the daemon, or the end of the connection is a reset
+            server.handler.held.get(timeout=PATIENCE_S)
         server.connection().close("test")
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, NoAnswerError)
@@ -128,7 +132,7 @@ def test_request_that_times_out_leaves_the_connection_usable(server: Server) -> 
         with pytest.raises(NoAnswerError) as caught:
             await client.request("hold", {}, timeout_s=0.05)
         assert caught.value.sent
-        server.handler.held.get(timeout=10).set("late")
+        server.handler.held.get(timeout=PATIENCE_S).set("late")
         assert await client.request("echo", {"a": 1}) == {"a": 1}
 
     run(server, scenario)
@@ -141,7 +145,7 @@ def test_cancelled_request_leaves_the_connection_usable(server: Server) -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        server.handler.held.get(timeout=10).set("late")
+        server.handler.held.get(timeout=PATIENCE_S).set("late")
         assert await client.request("echo", {"a": 1}) == {"a": 1}
 
     run(server, scenario)
@@ -165,7 +169,8 @@ def test_output_is_bounded_when_the_daemon_does_not_read() -> None:
 
 def test_no_daemon_is_unavailable(server: Server) -> None:
     async def main() -> None:
-        await AsyncClient.connect(server.path.with_name("nobody"), lambda _: None, timeout_s=1.0)
+        nobody = server.path.with_name("nobody")
+        await AsyncClient.connect(nobody, lambda _: None, timeout_s=PATIENCE_S)
 
     with pytest.raises(UnavailableError):
         asyncio.run(main())
@@ -173,8 +178,8 @@ def test_no_daemon_is_unavailable(server: Server) -> None:
 
 def test_socket_of_a_blocking_client_can_be_adopted(server: Server) -> None:
     async def main() -> None:
-        blocking = Client.connect(server.path, 5.0)
-        blocking.request("heartbeat", {}, 5.0)
+        blocking = Client.connect(server.path, PATIENCE_S)
+        blocking.request("heartbeat", {}, PATIENCE_S)
         client = await AsyncClient.adopt(blocking.detach(), lambda _: None)
         assert await client.request("echo", {"a": 1}) == {"a": 1}
         client.close()
@@ -193,7 +198,7 @@ def test_what_a_blocking_client_read_too_much_is_not_lost() -> None:
             jsonrpc.encode_notification(name, {}) for name in ("readiness", "stopping")
         )
         theirs.sendall(jsonrpc.encode_response(1, {}) + ready + stopping[:10])
-        blocking.request("heartbeat", {}, 5.0)
+        blocking.request("heartbeat", {}, PATIENCE_S)
         unread = blocking.take_unread()
         client = await AsyncClient.adopt(blocking.detach(), told.append, unread)
         theirs.sendall(stopping[10:])

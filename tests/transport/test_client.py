@@ -16,18 +16,19 @@ from agentbus.errors import NotFoundError, TooLargeError, UnavailableError, Vali
 from agentbus.protocol import jsonrpc
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client, NoAnswerError
+from tests.eventually import PATIENCE_S
 from tests.transport.server import HEARTBEAT_PAYLOAD, Server
 
 
 @pytest.fixture
 def attached(server: Server) -> Iterator[Client]:
-    with Client.connect(server.path, 5.0) as client:
+    with Client.connect(server.path, PATIENCE_S) as client:
         yield client
 
 
 def test_request_returns_the_result(attached: Client) -> None:
-    assert attached.request("echo", {"a": 1}, 5.0) == {"a": 1}
-    assert attached.request("heartbeat", {}, 5.0) == HEARTBEAT_PAYLOAD
+    assert attached.request("echo", {"a": 1}, PATIENCE_S) == {"a": 1}
+    assert attached.request("heartbeat", {}, PATIENCE_S) == HEARTBEAT_PAYLOAD
 
 
 def test_large_frames_travel_both_ways(attached: Client) -> None:
@@ -37,20 +38,20 @@ def test_large_frames_travel_both_ways(attached: Client) -> None:
 
 def test_request_over_the_frame_limit_is_refused_before_it_is_sent(attached: Client) -> None:
     with pytest.raises(TooLargeError):
-        attached.request("echo", {"a": "x" * limits.FRAME_BYTES}, 5.0)
-    assert attached.request("echo", {}, 5.0) == {}
+        attached.request("echo", {"a": "x" * limits.FRAME_BYTES}, PATIENCE_S)
+    assert attached.request("echo", {}, PATIENCE_S) == {}
 
 
 def test_error_is_raised_as_it_was_answered(attached: Client) -> None:
     with pytest.raises(NotFoundError, match="no such thing"):
-        attached.request("missing", {}, 5.0)
+        attached.request("missing", {}, PATIENCE_S)
     with pytest.raises(ValidationError, match="no method fly"):
-        attached.request("fly", {}, 5.0)
+        attached.request("fly", {}, PATIENCE_S)
 
 
 def test_no_daemon_is_unavailable(folder: Path) -> None:
     with pytest.raises(UnavailableError, match="agentbus daemon"):
-        Client.connect(folder / "nobody", 1.0)
+        Client.connect(folder / "nobody", PATIENCE_S)
 
 
 def test_answer_that_does_not_come_in_time_is_reported_as_sent(attached: Client) -> None:
@@ -63,13 +64,13 @@ def test_answer_that_does_not_come_in_time_is_reported_as_sent(attached: Client)
 def test_late_answer_is_not_taken_for_the_next_requests(server: Server, attached: Client) -> None:
     with pytest.raises(NoAnswerError):
         attached.request("hold", {}, 0.05)
-    server.handler.held.get(timeout=10).set("late")
-    assert attached.request("echo", {"a": 2}, 5.0) == {"a": 2}
+    server.handler.held.get(timeout=PATIENCE_S).set("late")
+    assert attached.request("echo", {"a": 2}, PATIENCE_S) == {"a": 2}
 
 
 def test_daemon_that_goes_away_is_reported_as_sent(server: Server, attached: Client) -> None:
     def close() -> None:
-        server.handler.held.get(timeout=10)
+        server.handler.held.get(timeout=PATIENCE_S)
         server.connection().close("test")
 
     closer = threading.Thread(target=close)
@@ -84,31 +85,31 @@ def test_request_on_a_dead_connection_is_reported_as_not_sent(
     server: Server, attached: Client
 ) -> None:
     server.connection().close("test")
-    server.handler.gone.get(timeout=10)
+    server.handler.gone.get(timeout=PATIENCE_S)
     with pytest.raises(NoAnswerError) as caught:
-        attached.request("echo", {"a": "x" * limits.MIB}, 5.0)
+        attached.request("echo", {"a": "x" * limits.MIB}, PATIENCE_S)
     assert not caught.value.sent
 
 
 def test_notifications_reach_the_callback_while_a_request_waits(server: Server) -> None:
     seen: list[Notification] = []
-    with Client.connect(server.path, 5.0, seen.append) as client:
+    with Client.connect(server.path, PATIENCE_S, seen.append) as client:
         connection = server.connection()
         connection.send(jsonrpc.encode_notification("readiness", {"n": 1}))
         connection.send(jsonrpc.encode_notification("readiness", {"n": 2}))
-        assert client.request("echo", {}, 5.0) == {}
+        assert client.request("echo", {}, PATIENCE_S) == {}
     assert seen == [Notification("readiness", {"n": 1}), Notification("readiness", {"n": 2})]
 
 
 def test_client_waits_for_a_notification(server: Server, attached: Client) -> None:
     assert attached.wait_notification(0.01) is None
     server.connection().send(jsonrpc.encode_notification("stopping", {}))
-    assert attached.wait_notification(10.0) == Notification("stopping", {})
+    assert attached.wait_notification(PATIENCE_S) == Notification("stopping", {})
 
 
 def test_notify_reaches_the_daemon(server: Server, attached: Client) -> None:
     attached.notify("used", {"n": 1})
-    assert server.handler.notifications.get(timeout=10) == Notification("used", {"n": 1})
+    assert server.handler.notifications.get(timeout=PATIENCE_S) == Notification("used", {"n": 1})
 
 
 def test_answer_that_is_no_json_ends_the_connection() -> None:
@@ -116,7 +117,7 @@ def test_answer_that_is_no_json_ends_the_connection() -> None:
     with theirs, Client(ours) as client:
         theirs.sendall(b"nonsense\n")
         with pytest.raises(NoAnswerError, match="no JSON-RPC"):
-            client.request("echo", {}, 5.0)
+            client.request("echo", {}, PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -140,5 +141,5 @@ def test_clients_load_nothing_heavy(module: str, heavy: set[str]) -> None:
 
 
 def test_connection_can_be_given_away(attached: Client) -> None:
-    attached.request("heartbeat", {}, 5.0)
-    assert Client(attached.detach()).request("echo", {"a": 1}, 5.0) == {"a": 1}
+    attached.request("heartbeat", {}, PATIENCE_S)
+    assert Client(attached.detach()).request("echo", {"a": 1}, PATIENCE_S) == {"a": 1}

@@ -13,7 +13,8 @@ from agentbus.protocol import jsonrpc
 from agentbus.settings import SETTINGS
 from agentbus.transport.connection import Connection, corked
 from agentbus.transport.peer import Peer
-from tests.transport.server import RawClient, Server, eventually
+from tests.eventually import PATIENCE_S, eventually
+from tests.transport.server import RawClient, Server
 
 Serve = Callable[..., Server]
 Connect = Callable[[Server], RawClient]
@@ -206,7 +207,7 @@ def test_slow_reader_is_disconnected_and_others_are_not(serve: Serve, connect: C
     other = connect(server)
     while connection.deliver([numbered(0, "x" * 50_000)]):
         assert connection.queued_bytes <= limits.MIB
-    assert server.handler.gone.get(timeout=10) is connection
+    assert server.handler.gone.get(timeout=PATIENCE_S) is connection
     other.call(1, "echo")
     assert other.frame()["id"] == 1
     slow.close()
@@ -245,5 +246,5 @@ def test_handler_may_close_a_connection_from_any_thread(server: Server, client: 
     thread = threading.Thread(target=connection.close, args=("replaced",))
     thread.start()
     assert client.at_end()
-    assert server.handler.gone.get(timeout=10).close_reason == "replaced"
+    assert server.handler.gone.get(timeout=PATIENCE_S).close_reason == "replaced"
     thread.join()

@@ -25,8 +25,8 @@ from agentbus.transport.singleton import (
     prepare_directory,
     runtime_directory,
 )
+from tests.eventually import PATIENCE_S, eventually
 from tests.signals import freeze, kill
-from tests.transport.server import eventually
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tests.transport.small_daemon"]
@@ -62,7 +62,7 @@ class Place:
 
     def pid(self) -> int:
         with self.ensure(allow_start=False) as client:
-            pid: int = client.request("facts", {}, 5.0)["pid"]
+            pid: int = client.request("facts", {}, PATIENCE_S)["pid"]
             return pid
 
 
@@ -80,9 +80,9 @@ def place(folder: Path) -> Iterator[Place]:
 
 def test_daemon_is_started_when_there_is_none_and_found_when_there_is(place: Place) -> None:
     with place.ensure() as client:
-        pid = client.request("facts", {}, 5.0)["pid"]
+        pid = client.request("facts", {}, PATIENCE_S)["pid"]
     with place.ensure() as client:
-        assert client.request("facts", {}, 5.0)["pid"] == pid
+        assert client.request("facts", {}, PATIENCE_S)["pid"] == pid
     assert place.starts() == [pid]
 
 
@@ -98,7 +98,7 @@ def test_daemon_is_detached_from_everything_of_its_starter(place: Place) -> None
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     with place.ensure() as client:
-        facts = client.request("facts", {}, 5.0)
+        facts = client.request("facts", {}, PATIENCE_S)
     assert facts["session"] == facts["pid"] != os.getsid(0)
     assert facts["cwd"] == "/"
     assert facts["marker"] == "passed through"
@@ -134,6 +134,7 @@ with ensure_daemon(paths, Path("/nowhere"), deadline_s=40.0, command=command) as
 """
 
 
+@pytest.mark.timeout(180)  # they are all started at once, on a machine that may be busy
 def test_twenty_processes_at_once_end_with_one_daemon(place: Place) -> None:
     processes = [
         subprocess.Popen(
@@ -184,7 +185,7 @@ def test_killed_daemon_is_replaced_although_its_socket_is_still_there(place: Pla
 
 def test_start_during_stop_waits_and_gets_a_new_daemon(place: Place) -> None:
     with place.ensure() as client:
-        client.request("stop", {}, 5.0)
+        client.request("stop", {}, PATIENCE_S)
     place.ensure().close()
     assert len(place.starts()) == 2
 

@@ -22,7 +22,8 @@ from agentbus.transport import listener
 from agentbus.transport.connection import Connection
 from agentbus.transport.reply import InFlight
 from tests.clock import FakeClock
-from tests.transport.server import HEARTBEAT_PAYLOAD, RawClient, Recorder, Server, eventually
+from tests.eventually import PATIENCE_S, eventually
+from tests.transport.server import HEARTBEAT_PAYLOAD, RawClient, Recorder, Server
 
 Serve = Callable[..., Server]
 Connect = Callable[[Server], RawClient]
@@ -44,7 +45,7 @@ def test_answer_may_come_later_from_another_thread(server: Server, client: RawCl
     client.call("a", "hold")
     client.call("b", "echo")
     assert client.frame()["id"] == "b"
-    reply = server.handler.held.get(timeout=10)
+    reply = server.handler.held.get(timeout=PATIENCE_S)
     threading.Thread(target=reply.set, args=({"late": True},)).start()
     assert client.frame() == {"jsonrpc": "2.0", "id": "a", "result": {"late": True}}
 
@@ -109,7 +110,7 @@ def test_answer_to_a_question_that_was_never_asked_is_ignored(
 @pytest.mark.parametrize("frame_bytes", [limits.FRAME_BYTES - 1, limits.FRAME_BYTES])
 def test_frame_up_to_8_mib_is_taken(server: Server, client: RawClient, frame_bytes: int) -> None:
     client.send(request_of_frame_bytes(frame_bytes))
-    server.handler.held.get(timeout=10).set("taken")
+    server.handler.held.get(timeout=PATIENCE_S).set("taken")
     assert client.frame()["result"] == "taken"
 
 
@@ -120,7 +121,7 @@ def test_frame_of_8_mib_and_one_byte_is_answered_then_closed(
     answer = client.frame()
     assert (answer["id"], answer["error"]["data"]["code"]) == (None, "too_large")
     assert client.at_end()
-    assert "larger than" in (server.handler.gone.get(timeout=10).close_reason or "")
+    assert "larger than" in (server.handler.gone.get(timeout=PATIENCE_S).close_reason or "")
 
 
 def test_requests_before_an_oversized_frame_are_answered(client: RawClient) -> None:
@@ -157,7 +158,7 @@ def test_client_that_sends_nothing_disturbs_nobody(
     client.call(1, "echo")
     assert client.frame()["id"] == 1
     silent.close()
-    assert server.handler.gone.get(timeout=10).close_reason == "client disconnected"
+    assert server.handler.gone.get(timeout=PATIENCE_S).close_reason == "client disconnected"
 
 
 def test_handlers_bus_error_is_answered_with_its_code(client: RawClient) -> None:
@@ -189,7 +190,7 @@ def test_notification_reaches_the_handler_and_gets_no_answer(
     client.send(jsonrpc.encode_notification("used", {"n": 1}))
     client.call(1, "echo")
     assert client.frame()["id"] == 1
-    assert server.handler.notifications.get(timeout=10).params == {"n": 1}
+    assert server.handler.notifications.get(timeout=PATIENCE_S).params == {"n": 1}
 
 
 def test_heartbeat_is_answered_while_every_reply_is_held(server: Server, client: RawClient) -> None:
@@ -222,7 +223,7 @@ def test_more_than_32_requests_of_an_attachment_are_overloaded(
     assert answer["error"]["data"]["retryable"] is True
     client.call("other", "echo", attachment=["s", 2])
     assert client.frame()["id"] == "other"
-    server.handler.held.get(timeout=10).set()
+    server.handler.held.get(timeout=PATIENCE_S).set()
     assert "result" in client.frame()
     client.call("again", "echo", attachment=["s", 1])
     assert client.frame()["id"] == "again"
@@ -250,7 +251,7 @@ def test_bytes_in_flight_are_bounded_over_all_connections(serve: Serve, connect:
     server = serve(in_flight=InFlight(total_bytes=100_000))
     first, second = connect(server), connect(server)
     first.call(1, "hold", text="x" * 60_000)
-    held = server.handler.held.get(timeout=10)
+    held = server.handler.held.get(timeout=PATIENCE_S)
     second.call(1, "echo", text="x" * 60_000)
     assert second.frame()["error"]["data"]["code"] == "overloaded"
     held.set()
@@ -269,7 +270,7 @@ class Held(Recorder):
     def notification(self, connection: Connection, notification: Notification) -> None:
         if notification.method == "wait":
             self.waits.set()
-            assert self.go.wait(10)
+            assert self.go.wait(PATIENCE_S)
         super().notification(connection, notification)
 
 
@@ -280,23 +281,24 @@ def test_what_a_client_said_before_it_died_is_read_even_after_a_write_to_it_fail
     server = serve(handler=handler)
     client = connect(server)
     client.send(jsonrpc.encode_notification("wait", {}))
-    assert handler.waits.wait(10)
+    assert handler.waits.wait(PATIENCE_S)
     client.send(jsonrpc.encode_notification("used", {"n": 1}))
     client.close()
     assert not server.connection().deliver([b"nobody reads this\n"])
     handler.go.set()
-    assert [handler.notifications.get(timeout=10).method for _ in range(2)] == ["wait", "used"]
-    assert "write failed" in (handler.gone.get(timeout=10).close_reason or "")
+    told = [handler.notifications.get(timeout=PATIENCE_S) for _ in range(2)]
+    assert [notification.method for notification in told] == ["wait", "used"]
+    assert "write failed" in (handler.gone.get(timeout=PATIENCE_S).close_reason or "")
 
 
 def test_disconnected_client_gives_back_what_it_had_in_flight(
     server: Server, client: RawClient
 ) -> None:
     client.call(1, "hold", text="x" * 1000)
-    reply = server.handler.held.get(timeout=10)
+    reply = server.handler.held.get(timeout=PATIENCE_S)
     assert server.listener.statistics().in_flight_now == 1
     client.close()
-    server.handler.gone.get(timeout=10)
+    server.handler.gone.get(timeout=PATIENCE_S)
     assert server.listener.statistics().in_flight_now == 0
     reply.set("too late")
     statistics = server.listener.statistics()
@@ -345,7 +347,7 @@ def test_close_delivers_what_is_queued_first(server: Server, client: RawClient) 
     assert [client.frame()["params"]["i"] for _ in frames] == list(range(200))
     assert client.at_end()
     closer.join()
-    assert server.handler.gone.get(timeout=10) is connection
+    assert server.handler.gone.get(timeout=PATIENCE_S) is connection
 
 
 def test_close_does_not_wait_longer_than_told_for_a_client_that_does_not_read(
@@ -354,7 +356,7 @@ def test_close_does_not_wait_longer_than_told_for_a_client_that_does_not_read(
     server.connection().send(jsonrpc.encode_notification("n", {"x": "x" * limits.MIB}))
     before_s = time.monotonic()
     server.listener.close(0.2)
-    assert time.monotonic() - before_s < 5.0
+    assert time.monotonic() - before_s < 20.0
     client.close()
 
 
@@ -365,7 +367,7 @@ def test_client_that_does_not_read_its_last_frames_is_closed_all_the_same(
     connection = server.connection()
     connection.send(jsonrpc.encode_notification("n", {"x": "x" * limits.MIB}))
     connection.close_when_sent("version mismatch")
-    assert server.handler.gone.get(timeout=10) is connection
+    assert server.handler.gone.get(timeout=PATIENCE_S) is connection
     assert connection.close_reason == "version mismatch"
     client.close()
 
@@ -375,7 +377,7 @@ def test_failure_of_the_loop_is_told_and_closes_everything(serve: Serve, connect
     server = serve(on_failure=failures.put, heartbeat_payload=lambda: 1 // 0)
     client = connect(server)
     client.call(1, "heartbeat")
-    assert isinstance(failures.get(timeout=10), ZeroDivisionError)
+    assert isinstance(failures.get(timeout=PATIENCE_S), ZeroDivisionError)
     assert client.at_end()
 
 
@@ -393,11 +395,11 @@ from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 from tests.transport.server import Server
 server = Server(Path(sys.argv[1]))
+began_s = time.process_time()
 print("ready", flush=True)
 sys.stdin.readline()
-used_s = time.process_time()
 statistics = server.listener.statistics()
-print(statistics.accept_pauses, used_s, flush=True)
+print(statistics.accept_pauses, time.process_time() - began_s, flush=True)
 sys.stdin.readline()
 """
 

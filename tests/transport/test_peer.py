@@ -13,6 +13,7 @@ import pytest
 from agentbus.errors import ForbiddenError
 from agentbus.transport.client import Client
 from agentbus.transport.peer import Peer, peer_of
+from tests.eventually import PATIENCE_S
 from tests.transport.server import Server
 
 STRANGER = 4242
@@ -81,5 +82,5 @@ def test_daemon_of_another_user_is_not_talked_to(open_folder: Path) -> None:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "ready\n"
         with pytest.raises(ForbiddenError, match=f"user {STRANGER}"):
-            Client.connect(path, 1.0)
+            Client.connect(path, PATIENCE_S)
         stranger.communicate("end\n")

@@ -6,12 +6,13 @@ import threading
 
 from agentbus import encoding, limits
 from agentbus.errors import ConflictError
+from tests.eventually import PATIENCE_S
 from tests.transport.server import RawClient, Server
 
 
 def test_only_the_first_answer_is_sent(server: Server, client: RawClient) -> None:
     client.call(1, "hold")
-    reply = server.handler.held.get(timeout=10)
+    reply = server.handler.held.get(timeout=PATIENCE_S)
     reply.set("first")
     reply.set("second")
     reply.set_exception(ConflictError("third"))
@@ -23,7 +24,7 @@ def test_only_the_first_answer_is_sent(server: Server, client: RawClient) -> Non
 
 def test_one_of_many_racing_answers_is_sent(server: Server, client: RawClient) -> None:
     client.call(1, "hold")
-    reply = server.handler.held.get(timeout=10)
+    reply = server.handler.held.get(timeout=PATIENCE_S)
     start = threading.Barrier(8)
 
     def answer(number: int) -> None:
@@ -42,30 +43,30 @@ def test_one_of_many_racing_answers_is_sent(server: Server, client: RawClient) -
 
 def test_ready_json_is_passed_on_as_it_is(server: Server, client: RawClient) -> None:
     client.call(1, "hold")
-    server.handler.held.get(timeout=10).set_json(b'{"a":[1,2]}')
+    server.handler.held.get(timeout=PATIENCE_S).set_json(b'{"a":[1,2]}')
     assert client.frame()["result"] == {"a": [1, 2]}
     client.call(2, "hold")
-    server.handler.held.get(timeout=10).set({"a": encoding.raw(b"[1,2]")})
+    server.handler.held.get(timeout=PATIENCE_S).set({"a": encoding.raw(b"[1,2]")})
     assert client.frame()["result"] == {"a": [1, 2]}
 
 
 def test_bus_error_is_answered_with_its_data(server: Server, client: RawClient) -> None:
     client.call(1, "hold")
     error = ConflictError("taken", reason="WORD")
-    server.handler.held.get(timeout=10).set_exception(error)
+    server.handler.held.get(timeout=PATIENCE_S).set_exception(error)
     assert client.frame()["error"]["data"] == error.as_data()
 
 
 def test_result_that_is_no_json_is_answered_internal(server: Server, client: RawClient) -> None:
     for value in (object(), {"x": "\ud800"}, {"x": 2**70}):
         client.call(1, "hold")
-        server.handler.held.get(timeout=10).set(value)
+        server.handler.held.get(timeout=PATIENCE_S).set(value)
         assert client.frame()["error"]["data"]["code"] == "internal"
 
 
 def test_unforeseen_error_is_answered_without_its_text(server: Server, client: RawClient) -> None:
     client.call(1, "hold")
-    server.handler.held.get(timeout=10).set_exception(RuntimeError("secret text"))
+    server.handler.held.get(timeout=PATIENCE_S).set_exception(RuntimeError("secret text"))
     error = client.frame()["error"]
     assert error["data"]["code"] == "internal"
     assert "secret" not in str(error)
@@ -75,5 +76,5 @@ def test_result_over_the_frame_limit_is_answered_too_large(
     server: Server, client: RawClient
 ) -> None:
     client.call(1, "hold")
-    server.handler.held.get(timeout=10).set("x" * limits.FRAME_BYTES)
+    server.handler.held.get(timeout=PATIENCE_S).set("x" * limits.FRAME_BYTES)
     assert client.frame()["error"]["data"]["code"] == "too_large"

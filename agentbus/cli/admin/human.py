@@ -14,7 +14,7 @@ from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.output import print_json
 from agentbus.cli.running import Daemon, need_daemon
 from agentbus.cli.text import for_terminal
-from agentbus.errors import ConflictError
+from agentbus.errors import ConflictError, InspectionRejectedError
 from agentbus.ids import new_id
 from agentbus.rules.peer import VERSION_CHANGED
 
@@ -101,7 +101,10 @@ def _send(daemon: Daemon, arguments: Arguments) -> int:
         "thread_id": arguments["--thread"],
         "expect_reply_within_seconds": optional_number(arguments, "--due"),
     }
-    receipt = daemon.ask("human_send", WRITE_S, message)
+    try:
+        receipt = daemon.ask("human_send", WRITE_S, message)
+    except InspectionRejectedError as error:
+        raise InspectionRejectedError(f"{error.message}; the reason: {error.reason}") from None
     if arguments["--json"]:
         print_json(receipt)
         return EXIT_OK

@@ -16,7 +16,7 @@ from agentbus.encoding import decode_trusted, encode
 from agentbus.ids import AgentId, SessionId
 from agentbus.limits import HUMAN_PREFIX
 from agentbus.store.reader import Reader
-from agentbus.store.schema import IS_OPEN, PLACE, Agent, Delivery, Session, text
+from agentbus.store.schema import IS_OPEN, IS_UNANSWERED, PLACE, Agent, Delivery, Session, text
 
 _AGENTS = text(
     Agent.select(
@@ -45,7 +45,7 @@ _SESSIONS = text(
 )
 _AT_WORK = text(
     Delivery.select(Delivery.holder, Delivery.state).where(
-        IS_OPEN & (Delivery.state != SQL("'queued'"))
+        IS_OPEN & Delivery.state.in_((SQL("'leased'"), SQL("'paused'")))
     )
 )
 _OPEN_OF_AGENT = text(
@@ -58,7 +58,7 @@ _IN_INBOXES = text(
     .where(IS_OPEN)
     .union(
         Delivery.select(Delivery.sender_agent).where(
-            Delivery.reply_state.in_((SQL("'awaiting'"), SQL("'overdue'")))
+            IS_UNANSWERED & Delivery.reply_state.in_((SQL("'awaiting'"), SQL("'overdue'")))
         )
     )
 )
