@@ -106,6 +106,29 @@ async def test_what_waits_is_shown_in_every_result_and_wakes_an_idle_conversatio
             await asyncio.sleep(0.005)
 
 
+@scenario
+async def test_a_new_attachment_counts_anew_and_wakes_nobody_for_what_waited_before(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    await adapter.use("whoami")
+    woken: list[int] = []
+    daemon.tell("peer_waiting", session_id="session-1", generation=1, count=2)
+    async with asyncio.timeout(10):
+        while (await adapter.use("whoami")).get("peer") != 2:
+            await asyncio.sleep(0.005)
+    adapter.conversation.on_arrival = lambda: woken.append(adapter.conversation.peer.waiting)
+    await daemon.leave()
+    await daemon.listen()
+    await daemon.until("attach", 2)
+    assert "peer" not in await adapter.use("whoami")
+    for count in (2, 3):
+        daemon.tell("peer_waiting", session_id="session-1", generation=2, count=count)
+    async with asyncio.timeout(10):
+        while (await adapter.use("whoami")).get("peer") != 3:
+            await asyncio.sleep(0.005)
+    assert woken == [3]
+
+
 # --- everybody ------------------------------------------------------------------------------------
 
 
