@@ -30,7 +30,7 @@ from agentbus.store.changes import (
 from agentbus.store.connection import not_read, open_reader
 from agentbus.store.memories import LAST_OF_DELETED
 from agentbus.store.schema import (
-    IS_CLAIMED,
+    IS_OPEN,
     LIVE_MEMORY,
     PLACE,
     Agent,
@@ -225,7 +225,7 @@ _COUNTS = {
     },
     # With the words of the index, which is short; so is what rests until a person decides.
     "paused_deliveries": text(
-        Delivery.select(fn.COUNT(SQL("*"))).where(IS_CLAIMED & (Delivery.state == SQL("'paused'")))
+        Delivery.select(fn.COUNT(SQL("*"))).where(IS_OPEN & (Delivery.state == SQL("'paused'")))
     ),
 }
 

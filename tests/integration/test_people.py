@@ -14,12 +14,10 @@ from agentbus.limits import PEER_UNANSWERED_SECONDS
 from agentbus.transport.client import Client
 from tests.bus_fixture import ThrowAwayBus
 from tests.cli.command import agentbus_admin
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 from tests.hooks import Hook
 from tests.integration.in_process import InProcessBus, in_process_bus
 from tests.peer_sessions import PeerSession
-
-ANSWER_S = 20.0
 
 
 class Person:
@@ -29,8 +27,8 @@ class Person:
         self._socket_path = socket_path
 
     def ask(self, method: str, **params: Any) -> Any:
-        with Client.connect(self._socket_path, ANSWER_S) as client:
-            return client.request(method, params, ANSWER_S)
+        with Client.connect(self._socket_path, PATIENCE_S) as client:
+            return client.request(method, params, PATIENCE_S)
 
     def send(self, *to: str, body: str = "Look.", key: str | None = None, **params: Any) -> Any:
         message = {"to": list(to), "body": body, "idempotency_key": key or new_id(), **params}
@@ -57,7 +55,7 @@ def pass_until(bus: InProcessBus, step_s: float, look: Callable[[], object]) -> 
         bus.clock.advance(step_s)
         return look()
 
-    eventually(step, ANSWER_S)
+    eventually(step)
 
 
 def test_a_person_is_the_same_after_a_restart(bus: InProcessBus) -> None:
@@ -68,7 +66,7 @@ def test_a_person_is_the_same_after_a_restart(bus: InProcessBus) -> None:
     asker = work["envelope"]["from"]
     sam.reply(work["delivery_id"], "Done")
     assert person.replies() == [("Done", True)]
-    eventually(lambda: person.replies() == [("Done", False)], ANSWER_S, what="marked as seen")
+    eventually(lambda: person.replies() == [("Done", False)], what="marked as seen")
 
     bus.system.stop()
     bus.start()
