@@ -306,10 +306,10 @@ def test_a_token_is_stale_after_its_lease_has_lapsed(
 
 
 def test_too_many_lapsed_leases_ask_a_person(post: PostOffice, sam: Peer) -> None:
+    sessions = [Peer(post, "Kim", f"Kim-{n}") for n in range(PEER_ATTEMPTS)]
     sam.send("Kim")
     held = ""
-    for attempt in range(1, PEER_ATTEMPTS + 1):
-        peer = Peer(post, "Kim", f"Kim-{attempt}")
+    for attempt, peer in enumerate(sessions, start=1):
         taken = post.claim(peer)
         held = taken["delivery_id"]
         assert taken["attempt"] == attempt
