@@ -67,6 +67,8 @@ def _choose(
         holder_learned(work, held, "adapter_stop_confirmed")
         return None, f"delivery {held.id} of this session is paused until a person decides"
     other = deliveries.claimed_of_agent(work, agent_id)
+    if held is not None and (other is None or held.recipient_session is not None):
+        return held, None  # lapsed in its hands: an answer to it may be under way
     while True:
         row = deliveries.next_queued(work, agent_id, session_id, of_session_only=other is not None)
         if row is None:
