@@ -35,7 +35,7 @@ from agentbus.store.peer.changes import Claimed, ListOpenDeliveries
 from tests.clock import FakeClock
 from tests.probe import Probe, settle
 from tests.store.bus import Bus, config
-from tests.store.peers import Peer
+from tests.store.peers import Peer, delivery
 
 WITHIN_S = 10.0
 
@@ -193,3 +193,22 @@ def post_office(folder: Path, **settings: Any) -> Iterator[PostOffice]:
     finally:
         post.close()
     assert not post.crashes, post.crashes
+
+
+def nothing(reply: FutureReply) -> Claimed:
+    """The answer of a wait that brought no delivery."""
+    claimed: Claimed = reply.get(WITHIN_S)
+    assert claimed.delivery is None
+    return claimed
+
+
+def is_open(reply: FutureReply) -> bool:
+    try:
+        reply.get(0)
+    except TimeoutError:
+        return True
+    return False
+
+
+def state(post: PostOffice, delivery_id: str) -> str:
+    return str(delivery(post, delivery_id).state)
