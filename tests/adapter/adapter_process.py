@@ -32,7 +32,7 @@ class AdapterProcess(RawClient):
         stderr: IO[bytes] | None = None,
     ) -> None:
         argv = [sys.executable, "-m", "agentbus", "mcp", "--agent", agent]
-        argv += ["--config", str(config_path)]
+        argv += ["--config", str(config_path), *options]
         if session is not None:
             argv += ["--session", session]
         argv += options
@@ -61,6 +61,10 @@ class AdapterProcess(RawClient):
     def use(self, tool: str, *, meta: Any = None, within_s: float = 40.0, **arguments: Any) -> Any:
         """Call a tool and wait for what it answers."""
         return self.answer(self.call(tool, meta=meta, **arguments), within_s)
+
+    def peer(self, op: str, *, within_s: float = 80.0, **args: Any) -> Any:
+        """Call the tool `peer` and wait for what it answers."""
+        return self.use("peer", within_s=within_s, op=op, args=args)
 
     def __enter__(self) -> Self:
         return self
