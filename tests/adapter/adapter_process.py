@@ -14,8 +14,7 @@ from tests.adapter.raw_client import RawClient
 class AdapterProcess(RawClient):
     """One adapter and the harness that started it.
 
-    `client_name` is what the harness calls itself; it decides identity and limits. `options` are
-    more of `agentbus mcp`.
+    `client_name` is what the harness calls itself; it decides identity and limits.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class AdapterProcess(RawClient):
         argv += ["--config", str(config_path), *options]
         if session is not None:
             argv += ["--session", session]
-        argv += options
         super().__init__(argv, env={**environment, **(extra_environment or {})}, stderr=stderr)
         self.client_name = client_name
         self.version = version

@@ -1,7 +1,7 @@
 """Directed work from the question to the late answer, through real adapters on a real daemon.
 
-Ada asks Rob and Kim. Kim answers at once. Rob reports, asks a person before he acts, loses his claim
-while his process stands still, and answers when the answer is overdue. The daemon is killed on the
+Ada asks Rob and Kim. Kim answers at once. Rob reports, asks a person before he acts, loses his
+claim while his process stands still, and answers when that is overdue. The daemon is killed on the
 way, and the person is at the command line.
 """
 
