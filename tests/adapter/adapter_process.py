@@ -8,7 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+import jsonschema
+
+from agentbus.adapter.tools import TOOLS
 from tests.adapter.raw_client import RawClient
+
+_OUTPUT_SCHEMAS = {tool.name: tool.output_schema for tool in TOOLS}
 
 
 class AdapterProcess(RawClient):
@@ -57,8 +62,10 @@ class AdapterProcess(RawClient):
         return message["result"]["structuredContent"]
 
     def use(self, tool: str, *, meta: Any = None, within_s: float = 40.0, **arguments: Any) -> Any:
-        """Call a tool and wait for what it answers."""
-        return self.answer(self.call(tool, meta=meta, **arguments), within_s)
+        """Call a tool and wait for what it answers, which clients check against its schema."""
+        structured = self.answer(self.call(tool, meta=meta, **arguments), within_s)
+        jsonschema.validate(structured, _OUTPUT_SCHEMAS.get(tool, {}))
+        return structured
 
     def peer(self, op: str, *, within_s: float = 80.0, **args: Any) -> Any:
         """Call the tool `peer` and wait for what it answers."""
