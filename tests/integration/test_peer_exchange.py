@@ -12,11 +12,9 @@ import pytest
 from agentbus.errors import (
     BusError,
     ConflictError,
-    DiscoveryDisabledError,
     NotFoundError,
     ValidationError,
 )
-from agentbus.limits import NOT_LISTENING_SECONDS
 from agentbus.rules.peer import STALE_LEASE
 from agentbus.transport.client import Client
 from tests.eventually import PATIENCE_S, eventually
@@ -292,83 +290,6 @@ def test_a_lease_outlasts_a_recovery_and_nothing_of_the_work_is_lost(bus: InProc
         kim.reply(held, "again")
 
 
-# --- the directory ---
-
-
-def agents(answer: dict[str, Any]) -> dict[str, str]:
-    return {one["agent"]: one["state"] for one in answer["agents"]}
-
-
-def states(session: PeerSession) -> dict[str, str]:
-    return agents(session.peer("discover", available_only=False))
-
-
-def test_the_directory_tells_what_each_agent_is_doing(bus: InProcessBus) -> None:
-    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
-    attach(bus, "Leo").session.close()
-    eventually(lambda: states(sam) == {"Kim": "ready", "Leo": "offline"})
-    assert agents(sam.peer("discover")) == {"Kim": "ready"}
-    sam.ask("Kim", body="work")
-    held = kim.claim()["delivery_id"]
-    assert states(sam)["Kim"] == "busy"
-    kim.peer("human", delivery_id=held, reason="unsure")
-    assert states(sam)["Kim"] == "waiting_for_user"
-    assert agents(sam.peer("discover")) == {}
-    assert agents(sam.peer("agents")) == {"Kim": "waiting_for_user", "Leo": "offline"}
-
-
-def test_who_has_not_called_for_long_does_not_listen_unless_a_wait_is_armed(
-    bus: InProcessBus,
-) -> None:
-    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
-
-    def pass_without_calls(seconds: float) -> None:
-        for _ in range(round(seconds / 10)):
-            bus.clock.advance(10)
-            for session in (sam, kim):
-                session.session.client.request("heartbeat", {}, PATIENCE_S)
-
-    pass_without_calls(NOT_LISTENING_SECONDS - 10)
-    assert states(sam)["Kim"] == "ready"
-    pass_without_calls(10)
-    assert states(sam)["Kim"] == "not_listening"
-    with Client.connect(bus.paths.socket, PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
-        question = {"wait_ms": 1_000, "conversation": "Kim-1"}
-        wait = pool.submit(client.request, "wait", question, PATIENCE_S)
-        eventually(lambda: states(sam)["Kim"] == "ready", what="somebody would wake it")
-        bus.clock.advance(1)
-        wait.result(PATIENCE_S)
-    assert states(sam)["Kim"] == "not_listening"
-    kim.peer("threads")
-    assert states(sam)["Kim"] == "ready"
-
-
-def test_the_directory_comes_in_pages_by_name(bus: InProcessBus) -> None:
-    sam = attach(bus, "Sam")
-    names = [f"agent-{n:02}" for n in range(7)]
-    for name in names:
-        attach(bus, name)
-    seen: list[str] = []
-    cursor: dict[str, str] = {}
-    while True:
-        page = sam.peer("agents", limit=3, **cursor)
-        seen += [one["agent"] for one in page["agents"]]
-        if not page["has_more"]:
-            break
-        cursor = {"cursor": page["next_cursor"]}
-    assert (seen, page["next_cursor"]) == (names, None)
-
-
-def test_a_directory_that_is_switched_off_says_so_and_names_still_work() -> None:
-    with in_process_bus(discovery_enabled=False) as bus:
-        sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
-        for op in ("discover", "agents"):
-            with pytest.raises(DiscoveryDisabledError):
-                sam.peer(op)
-        sam.ask("Kim", body="hello")
-        assert kim.claim()["envelope"]["body"] == "hello"
-
-
 def test_a_stop_ends_waits_and_collections(bus: InProcessBus) -> None:
     sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
     sent = sam.ask("Kim", body="Well?")
@@ -383,3 +304,25 @@ def test_a_stop_ends_waits_and_collections(bus: InProcessBus) -> None:
         for answer in (wait, collect):
             assert isinstance(answer.exception(PATIENCE_S), BusError)
     bus.start()
+
+
+def test_a_wait_for_channels_is_not_woken_by_direct_messages(bus: InProcessBus) -> None:
+    sam = attach(bus, "Sam")
+    attach(bus, "Kim", "kim-1")
+    sam.ask("Kim", body="one")
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client:
+        look = {"wait_ms": 0, "conversation": "kim-1", "channels": ["general"]}
+        assert client.request("wait", look, PATIENCE_S)["peer"] == 0
+
+
+def test_a_session_that_is_taken_over_goes_on_with_its_work(bus: InProcessBus) -> None:
+    """The new attachment has no token; its first wait gets what was held, with a fresh one."""
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="once")
+    held, stale = kim.claim()["delivery_id"], kim.token
+    kim.session.client.request("detach", {"attachment": kim.session.attachment}, PATIENCE_S)
+    again = attach(bus, "Kim")
+    assert again.claim()["delivery_id"] == held
+    assert again.token != stale
+    again.reply(held, "done")
+    assert sam.peer("collect", message_id=sent["message_id"])["outcome"] == "complete"
