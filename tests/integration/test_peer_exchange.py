@@ -1,306 +1,328 @@
-"""Directed work from the question to the late answer, through real adapters on a real daemon.
-
-Ada asks Rob and Kim. Kim answers at once. Rob reports, asks a person before he acts, loses his
-claim while his process stands still, and answers when that is overdue. The daemon is killed on the
-way, and the person is at the command line.
-"""
+"""Directed work between sessions on a whole bus: asked, claimed, answered, collected."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from agentbus.cli.entry import EXIT_OK
-from agentbus.clock import SHIFT_VARIABLE
-from agentbus.encoding import decode_strict
-from agentbus.rules import peer as refusals
-from agentbus.transport.singleton import holder_pid
-from tests.adapter.adapter_process import AdapterProcess
-from tests.bus_fixture import ThrowAwayBus, stop_daemon
-from tests.cli.command import agentbus_admin
+from agentbus.errors import (
+    BusError,
+    ConflictError,
+    NotFoundError,
+    ValidationError,
+)
+from agentbus.rules.peer import STALE_LEASE
+from agentbus.transport.client import Client
 from tests.eventually import PATIENCE_S, eventually
-from tests.signals import freeze, kill
+from tests.integration.in_process import InProcessBus, in_process_bus
+from tests.peer_sessions import PeerSession
+from tests.signals import kill
 
 LEASE_S = 5
-DUE_S = 60
-QUESTION = "Is the release ready? Name what speaks against it."
-SHORT_ANSWER = "The manual is ready."
-INSTRUCTIONS = "Only on the staging system."
-LATE_ANSWER = "It is ready: staging has run all night."
-
-
-class Agent:
-    """An adapter, and the model that uses its tool `peer`."""
-
-    def __init__(self, bus: ThrowAwayBus, name: str, capability: str) -> None:
-        self.adapter = AdapterProcess(
-            bus.environment,
-            bus.config_path,
-            agent=name,
-            session=f"of {name}",
-            options=["--capability", capability],
-        )
-        self.adapter.initialize()
-
-    def peer(self, op: str, **args: Any) -> Any:
-        answer = self._use(op, args)
-        assert "error" not in answer, answer
-        return answer
-
-    def refused(self, op: str, **args: Any) -> Any:
-        """The error of a call that must not succeed."""
-        answer = self._use(op, args)
-        assert "error" in answer, answer
-        return answer["error"]
-
-    def claim(self) -> Any:
-        """The delivery that must come."""
-        answer = self.peer("wait", timeout=PATIENCE_S)
-        assert answer["delivery"] is not None, answer
-        return answer["delivery"]
-
-    def deliveries(self, message_id: str) -> dict[str, Any]:
-        """What `status` knows of each recipient of the message."""
-        status = self.peer("status", message_id=message_id)
-        return {one["recipient"]["agent"]: one for one in status["deliveries"]}
-
-    def _use(self, op: str, args: dict[str, Any]) -> Any:
-        return self.adapter.use("peer", op=op, args=args, within_s=60.0)
-
-
-class Scene:
-    """A bus whose daemon the adapters start and whose wall clock the test sets; three agents."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._shift = folder / "shift"
-        self.set_clock(0)
-        self._bus = ThrowAwayBus(
-            extra_environment={SHIFT_VARIABLE: str(self._shift)}, peer_lease_seconds=LEASE_S
-        )
-        stack.callback(self._bus.close)
-        stack.callback(stop_daemon, self._bus.runtime)
-        self.ada, self.rob, self.kim = (
-            Agent(self._bus, name, capability)
-            for name, capability in (("Ada", "asking"), ("Rob", "review"), ("Kim", "writing"))
-        )
-        for agent in (self.ada, self.rob, self.kim):
-            stack.callback(agent.adapter.close)
-
-    def person(self, *command: str) -> Any:
-        """What a command of `agentbus-admin` prints as JSON."""
-        done = agentbus_admin(self._bus, *command, "--json")
-        assert done.returncode == EXIT_OK, done.stderr
-        return decode_strict(done.stdout)
-
-    def set_clock(self, shift_s: int) -> None:
-        self._shift.write_text(str(shift_s))
-
-    def kill_daemon(self) -> None:
-        """Whoever calls next starts another one."""
-        pid = holder_pid(self._bus.runtime.lock)
-        assert pid is not None
-        kill(pid)
+LONG_S = 45
 
 
 @pytest.fixture
-def scene(short_folder: Path) -> Iterator[Scene]:
-    with ExitStack() as stack:
-        yield Scene(short_folder, stack)
+def bus() -> Iterator[InProcessBus]:
+    with in_process_bus(peer_lease_seconds=LEASE_S) as bus:
+        yield bus
 
 
-@pytest.mark.timeout(180)
-def test_a_request_goes_all_the_way_to_its_late_answer(scene: Scene) -> None:
-    _discover(scene)
-    question = _request(scene)
-    delivery_id = _claim(scene, question)
-    _report_and_collect_early(scene, question, delivery_id)
-    _ask_a_person(scene, question, delivery_id)
-    _decide(scene, delivery_id)
-    _lose_the_lease_and_claim_again(scene, question, delivery_id)
-    _become_overdue(scene, question, delivery_id)
-    _reply_twice_and_collect(scene, question, delivery_id)
-    _remember(scene, question, delivery_id)
+def attach(bus: InProcessBus, agent: str, conversation: str | None = None) -> PeerSession:
+    return PeerSession(bus.attach(agent, conversation or f"{agent}-1"))
 
 
-def _discover(scene: Scene) -> None:
-    """What somebody can do finds them, their own words say what they know."""
-    scene.rob.peer("describe", description="Knows the release.")
-    scene.kim.peer("describe", description="Knows the manual.")
-    (found,) = scene.ada.peer("discover", capability="review")["agents"]
-    assert (found["agent"], found["state"], found["available"]) == ("Rob", "ready", True)
-    assert found["description"] == "Knows the release."
-    known = [one["agent"] for one in scene.ada.peer("agents")["agents"]]
-    assert known == ["Kim", "Rob"]
+@contextmanager
+def under_way(session: PeerSession, op: str, **args: Any) -> Iterator[Future[Any]]:
+    """An operation that waits; its session is that thread's meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(session.peer, op, **args)
 
 
-def _request(scene: Scene) -> str:
-    """Accepted once, however often it is sent; its id."""
-    known = {one["agent"]: one["agent_id"] for one in scene.ada.peer("agents")["agents"]}
-    request = {
-        "to": [known["Rob"], known["Kim"]],
-        "body": QUESTION,
-        "kind": "request",
-        "idempotency_key": "ready-1",
-        "expect_reply_within_seconds": DUE_S,
+def waiting(bus: InProcessBus) -> int:
+    return int(bus.status()["inboxes"]["waiting"])
+
+
+def lapse(bus: InProcessBus, asker: PeerSession, message_id: str) -> None:
+    """Time passes until the lease of the only recipient is over."""
+
+    def is_queued() -> bool:
+        bus.clock.advance(LEASE_S / 2)
+        status = asker.peer("status", message_id=message_id)
+        return bool(status["deliveries"][0]["state"] == "queued")
+
+    eventually(is_queued, what="the end of the lease")
+
+
+def renew(session: PeerSession, delivery_id: str) -> None:
+    session.session.notify("renew", leases=[[delivery_id, session.token]])
+
+
+def test_a_request_is_claimed_answered_and_collected(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="How many?")
+    work = kim.claim()
+    assert work["envelope"]["body"] == "How many?"
+    assert work["envelope"]["from"]["agent"] == "Sam"
+    kim.reply(work["delivery_id"], "Seven.")
+    result = sam.peer("collect", message_id=sent["message_id"], timeout=0)
+    assert (result["outcome"], result["expected"], result["excluded"]) == ("complete", 1, 0)
+    (answer,) = result["answers"]
+    assert (answer["recipient"], answer["body"], answer["late"]) == ("Kim", "Seven.", False)
+    assert (result["pending"], result["closed"]) == ({}, {})
+    assert result["request_id"] == sent["message_id"]
+
+
+def test_a_waiting_session_is_woken_by_what_is_sent_to_it(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    with under_way(kim, "wait", timeout=LONG_S) as wait:
+        eventually(lambda: waiting(bus) == 1, what="a parked wait")
+        sam.ask("Kim", body="now")
+        assert wait.result(PATIENCE_S)["delivery"]["envelope"]["body"] == "now"
+
+
+def test_a_collection_ends_with_the_last_answer(bus: InProcessBus) -> None:
+    sam, kim, leo = attach(bus, "Sam"), attach(bus, "Kim"), attach(bus, "Leo")
+    sent = sam.ask("Kim", "Leo", body="Votes?")
+    with under_way(sam, "collect", message_id=sent["message_id"], timeout=LONG_S) as collect:
+        kim.reply(kim.claim()["delivery_id"], "yes", ack=False)
+        leo.reply(leo.claim()["delivery_id"], "no")
+        result = collect.result(PATIENCE_S)
+    assert result["outcome"] == "complete"
+    assert {one["recipient"]: one["body"] for one in result["answers"]} == {
+        "Kim": "yes",
+        "Leo": "no",
     }
-    sent = scene.ada.peer("send", **request)
-    again = scene.ada.peer("send", **request)
-    assert (sent["status"], sent["duplicate"], again["duplicate"]) == ("accepted", False, True)
-    assert again["message_id"] == sent["message_id"]
-    reused = scene.ada.refused("send", **{**request, "body": "Something else."})
-    assert (reused["reason"], reused["status"]) == (refusals.KEY_REUSED, 409)
-    return str(sent["message_id"])
 
 
-def _claim(scene: Scene, question: str) -> str:
-    """Each has a delivery of its own, and a session gets its own again; Rob's id."""
-    for agent in (scene.rob, scene.kim):
-        envelope = agent.claim()["envelope"]
-        assert (envelope["id"], envelope["body"]) == (question, QUESTION)
-        assert envelope["from"]["agent"] == "Ada"
-    work = scene.rob.claim()
-    assert (work["attempt"], work["state"]) == (1, "leased")
-    (busy,) = scene.ada.peer("discover", capability="review", available_only=False)["agents"]
-    assert busy["state"] == "busy"
-    return str(work["delivery_id"])
+def test_a_collection_ends_with_as_many_answers_as_are_expected(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    attach(bus, "Leo")
+    sent = sam.ask("Kim", "Leo", body="Anybody?")
+    kim.reply(kim.claim()["delivery_id"], "me")
+    args = {"message_id": sent["message_id"], "timeout": LONG_S}
+    result = sam.peer("collect", **args, expected=1)
+    assert result["outcome"] == "complete"
+    assert result["pending"]["Leo"]["reply_state"] == "awaiting"
 
 
-def _report_and_collect_early(scene: Scene, question: str, delivery_id: str) -> None:
-    """Progress is no reply, and who answers first is not kept back by who does not."""
-    progress = {
-        "delivery_id": delivery_id,
-        "summary": "Reading the changes.",
-        "idempotency_key": "ready-1-reading",
-    }
+def test_a_collection_ends_with_its_time_and_tells_what_is_missing(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    attach(bus, "Leo")
+    sent = sam.ask("Kim", "Leo", body="Votes?")
+    collect = {"message_id": sent["message_id"], "timeout": 10}
+    with under_way(sam, "collect", **collect) as nobody:
+        eventually(lambda: bus.clock.advance(1) or nobody.done(), what="the end of its time")
+    assert nobody.result()["outcome"] == "no_reply"
+    kim.reply(kim.claim()["delivery_id"], "yes")
+    with under_way(sam, "collect", **collect) as some:
+        eventually(lambda: bus.clock.advance(1) or some.done(), what="the end of its time")
+    result = some.result()
+    assert (result["outcome"], list(result["pending"])) == ("partial", ["Leo"])
+    assert "1 of 2" in result["summary"]
+
+
+def test_a_collection_that_is_cancelled_says_so_and_consumes_nothing(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="Well?")
+    number = sam.next_number
+    with under_way(sam, "collect", message_id=sent["message_id"], timeout=LONG_S) as collect:
+
+        def is_cancelled() -> bool:
+            sam.session.notify("cancel_peer", number=number)
+            return collect.done()
+
+        eventually(is_cancelled)
+        assert collect.result()["outcome"] == "cancelled"
+    kim.reply(kim.claim()["delivery_id"], "here")
     for _ in range(2):
-        assert scene.rob.peer("progress", **progress)["extension_count"] == 1
-    finished = scene.kim.claim()["delivery_id"]
-    scene.kim.peer(
-        "reply", delivery_id=finished, body=SHORT_ANSWER, idempotency_key="ready-1-manual"
-    )
-    states = {name: one["reply_state"] for name, one in scene.ada.deliveries(question).items()}
-    assert states == {"Rob": "awaiting", "Kim": "replied"}
-    early = scene.ada.peer("collect", message_id=question, timeout=1)
-    assert early["outcome"] == "partial"
-    (answer,) = early["answers"]
-    assert (answer["recipient"], answer["body"], answer["late"]) == ("Kim", SHORT_ANSWER, False)
-    assert early["pending"].keys() == {"Rob"}
+        again = sam.peer("collect", message_id=sent["message_id"])
+        assert [one["body"] for one in again["answers"]] == ["here"]
 
 
-def _ask_a_person(scene: Scene, question: str, delivery_id: str) -> None:
-    """A checkpoint that may go on, then one that may not: then nothing goes."""
-    checkpoint = {"delivery_id": delivery_id, "proposed_action": "Read the log of the build."}
-    permitted = scene.rob.peer(
-        "checkpoint", summary="The changes are fine.", idempotency_key="ready-1-log", **checkpoint
-    )
-    assert (permitted["status"], permitted["extension_count"]) == ("leased", 2)
-    checkpoint["proposed_action"] = "Deploy it."
-    risky = scene.rob.peer(
-        "checkpoint",
-        summary="The build is fine.",
-        action_type="external",
-        idempotency_key="ready-1-deploy",
-        **checkpoint,
-    )
-    assert risky["status"] == "paused"
-    stopped = scene.rob.refused(
-        "reply", delivery_id=delivery_id, body="Deployed.", idempotency_key="ready-1-hasty"
-    )
-    assert (stopped["reason"], stopped["state"]) == (refusals.HUMAN_REQUIRED, "paused")
-    nothing = scene.rob.peer("wait", timeout=0)
-    assert nothing["delivery"] is None
-    assert nothing["blocked"]
-    (waiting,) = scene.ada.peer("discover", capability="review", available_only=False)["agents"]
-    assert waiting["state"] == "waiting_for_user"
-    assert scene.ada.deliveries(question)["Rob"]["state"] == "paused"
+def test_only_own_requests_are_collected(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="Well?")
+    with pytest.raises(NotFoundError):
+        kim.peer("collect", message_id=sent["message_id"])
+    note = sam.peer("send", to=["Kim"], body="note", idempotency_key="k")
+    with pytest.raises(ValidationError, match="no request"):
+        sam.peer("collect", message_id=note["message_id"])
 
 
-def _decide(scene: Scene, delivery_id: str) -> None:
-    """A person sees what is proposed and says otherwise; that comes before any further step."""
-    (row,) = scene.person("human", "list")["interventions"]
-    assert (row["delivery_id"], row["source"]) == (delivery_id, "checkpoint")
-    whole = scene.person("human", "show", row["intervention_id"])
-    assert whole["detail"]["proposed_action"] == "Deploy it."
-    scene.person("human", "decide", delivery_id, "redirect", "--instructions", INSTRUCTIONS)
+def test_what_was_shown_is_not_shown_again(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="Well?")
+    kim.reply(kim.claim()["delivery_id"], "here")
+    (answer,) = sam.peer("collect", message_id=sent["message_id"])["answers"]
+    sam.session.notify("peer_shown", responses=[answer["message_id"]], notices=[])
 
-    progress = {"delivery_id": delivery_id, "summary": "Deployed.", "idempotency_key": "ready-1-p"}
-    changed = scene.rob.refused("progress", **progress)
-    assert (changed["reason"], changed["state"]) == (refusals.INSTRUCTIONS_CHANGED, "resumed")
-    context = changed["detail"]["resume_context"]
-    assert (context["action"], context["instructions"]) == ("redirect", INSTRUCTIONS)
-    progress |= {"summary": "On staging.", "idempotency_key": "ready-1-staging"}
-    assert scene.rob.peer("progress", **progress)["extension_count"] == 1
+    def is_known() -> bool:
+        (again,) = sam.peer("collect", message_id=sent["message_id"])["answers"]
+        return again.get("already_presented") is True and again["body"] is None
+
+    eventually(is_known)
+    assert sam.peer("wait", timeout=0)["delivery"] is None, "its delivery is finished with that"
 
 
-def _lose_the_lease_and_claim_again(scene: Scene, question: str, delivery_id: str) -> None:
-    """An adapter that stands still renews nothing; when it goes on, it has the work back."""
-    pid = scene.rob.adapter.process.pid
-    freeze(pid)
-    eventually(
-        lambda: scene.ada.deliveries(question)["Rob"]["state"] == "queued",
-        LEASE_S + PATIENCE_S,
-        what="the end of the lease",
-    )
-    os.kill(pid, signal.SIGCONT)
-    progress = {"delivery_id": delivery_id, "summary": "Half.", "idempotency_key": "ready-1-half"}
-    assert scene.rob.peer("progress", **progress)["extension_count"] == 2
-    assert scene.rob.claim()["attempt"] == 1
+def test_a_restart_while_work_is_held_neither_loses_nor_doubles_it(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="once")
+    first = kim.claim()
+    bus.system.stop()
+    bus.start()
+    sam, other, kim = attach(bus, "Sam"), attach(bus, "Kim", "Kim-2"), attach(bus, "Kim")
+    assert other.peer("wait", timeout=0)["delivery"] is None
+    again = kim.claim()
+    assert (again["delivery_id"], again["attempt"]) == (first["delivery_id"], 1)
+    kim.reply(again["delivery_id"], "done")
+    for session in (kim, other):
+        assert session.peer("wait", timeout=0)["delivery"] is None
+    (answer,) = sam.peer("collect", message_id=sent["message_id"])["answers"]
+    assert answer["body"] == "done"
 
 
-def _become_overdue(scene: Scene, question: str, delivery_id: str) -> None:
-    """A clock that jumps makes nothing late; after a restart it is how time has passed."""
-    scene.set_clock(DUE_S + 1)
-    assert scene.ada.deliveries(question)["Rob"]["reply_state"] == "awaiting"
-    scene.kill_daemon()
-    (notice,) = scene.ada.peer("wait", timeout=PATIENCE_S)["notices"]
-    assert (notice["delivery_id"], notice["reply_state"]) == (delivery_id, "overdue")
-    assert scene.ada.peer("wait", timeout=0)["notices"] == []
-    (request,) = scene.ada.peer("requests", state="overdue")["requests"]
-    assert request["message_id"] == question
+def test_a_lease_whose_holder_never_comes_back_lapses_after_a_restart(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="once")
+    kim.claim()
+    bus.system.stop()
+    bus.start()
+    sam = attach(bus, "Sam")
+    lapse(bus, sam, sent["message_id"])
+    other = attach(bus, "Kim", "Kim-2")
+    assert other.claim()["attempt"] == 2
 
 
-def _reply_twice_and_collect(scene: Scene, question: str, delivery_id: str) -> None:
-    """A collect that waits ends with the late answer, which is one answer however often it is sent
-    with its key, and is shown once."""
-    args = {"message_id": question, "timeout": 45}
-    collecting = scene.ada.adapter.call("peer", op="collect", args=args)
-    reply = {"delivery_id": delivery_id, "body": LATE_ANSWER, "idempotency_key": "ready-1-answer"}
-    sent = scene.rob.peer("reply", **reply)
-    again = scene.rob.peer("reply", **reply)
-    assert (sent["duplicate"], again["duplicate"]) == (False, True)
-    assert again["message_id"] == sent["message_id"]
-
-    collected = scene.ada.adapter.answer(collecting, within_s=60.0)
-    assert (collected["outcome"], collected["expected"]) == ("complete", 2)
-    answers = {one["recipient"]: one for one in collected["answers"]}
-    assert answers["Kim"]["already_presented"]
-    assert (answers["Rob"]["body"], answers["Rob"]["late"]) == (LATE_ANSWER, True)
-    assert answers["Rob"]["message_id"] == sent["message_id"]
-    assert (collected["pending"], collected["closed"], collected["excluded"]) == ({}, {}, 0)
-
-    seen = scene.ada.peer("wait", timeout=0)
-    assert (seen["delivery"], seen["notices"]) == (None, [])
-    tracked = scene.ada.deliveries(question)["Rob"]
-    assert (tracked["state"], tracked["late"]) == ("acked", True)
-    done = scene.rob.refused(
-        "progress", delivery_id=delivery_id, summary="More.", idempotency_key="ready-1-more"
-    )
-    assert (done["reason"], done["state"]) == (refusals.DELIVERY_UNAVAILABLE, "unavailable")
+def test_a_holder_that_paused_cannot_answer_when_another_session_has_its_work(
+    bus: InProcessBus,
+) -> None:
+    sam, kim, other = attach(bus, "Sam"), attach(bus, "Kim"), attach(bus, "Kim", "Kim-2")
+    sent = sam.ask("Kim", body="once")
+    held = kim.claim()["delivery_id"]
+    lapse(bus, sam, sent["message_id"])
+    assert other.claim()["delivery_id"] == held
+    with pytest.raises(ConflictError) as stale:
+        kim.reply(held, "too late")
+    assert (stale.value.reason, stale.value.status) == (STALE_LEASE, 409)
+    other.reply(held, "mine")
+    (answer,) = sam.peer("collect", message_id=sent["message_id"])["answers"]
+    assert answer["body"] == "mine"
 
 
-def _remember(scene: Scene, question: str, delivery_id: str) -> None:
-    """Where a memory of it comes from, the decision included."""
-    context = scene.rob.peer("memory_context", delivery_id=delivery_id)
-    assert (context["message_id"], context["kind"]) == (question, "request")
-    decision = context["human_decision"]
-    assert decision["action"] == "redirect"
-    assert decision["decided_by"].startswith("human:")
-    assert INSTRUCTIONS not in decision.values()
-    ambiguous = scene.ada.refused("memory_context", message_id=question)
-    assert (ambiguous["reason"], ambiguous["status"]) == (refusals.AMBIGUOUS_DELIVERY, 409)
+def test_two_sessions_of_one_agent_share_its_work_one_at_a_time(bus: InProcessBus) -> None:
+    sam, kim, other = attach(bus, "Sam"), attach(bus, "Kim"), attach(bus, "Kim", "Kim-2")
+    for body in ("one", "two"):
+        sam.ask("Kim", body=body)
+    first = kim.claim()
+    blocked = other.peer("wait", timeout=0)
+    assert blocked["delivery"] is None
+    assert first["delivery_id"] in blocked["blocked"]
+    with under_way(other, "wait", timeout=LONG_S) as wait:
+        eventually(lambda: waiting(bus) == 1, what="a parked wait")
+        kim.reply(first["delivery_id"], "done")
+        assert wait.result(PATIENCE_S)["delivery"]["envelope"]["body"] == "two"
+
+
+def test_a_session_is_told_what_waits_for_it(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sam.ask("Kim", body="one")
+
+    def told() -> int:
+        return int(kim.session.wait_for("peer_waiting")["count"])
+
+    eventually(lambda: told() == 1)
+    held = kim.claim()["delivery_id"]
+    kim.reply(held, "done")
+    eventually(lambda: told() == 0)
+
+
+def test_agentbus_wait_is_woken_by_a_direct_message(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim", "kim-1")
+    question = {"wait_ms": 600_000, "conversation": "kim-1"}
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
+        wait = pool.submit(client.request, "wait", question, PATIENCE_S)
+        eventually(lambda: bus.status()["waits"]["waiting"] == 1)
+        sam.ask("Kim", body="one")
+        answer = wait.result(PATIENCE_S)
+        assert (answer["outcome"], answer["channels"], answer["peer"]) == ("woken", [], 1)
+        kim.claim()
+        look = client.request("wait", {"wait_ms": 0, "conversation": "kim-1"}, PATIENCE_S)
+        assert look["peer"] == 0, "it is in hand"
+
+
+def test_a_wait_of_a_hook_is_woken_once_for_what_waits(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim", "kim-1")
+    sam.ask("Kim", body="one")
+    question = {"wait_ms": 600_000, "conversation": "kim-1", "only_new": True}
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
+        assert client.request("wait", question, PATIENCE_S)["peer"] == 1
+        wait = pool.submit(client.request, "wait", question, PATIENCE_S)
+        eventually(lambda: bus.status()["waits"]["waiting"] == 1)
+        sam.ask("Kim", body="two")
+        assert wait.result(PATIENCE_S)["peer"] == 2
+    assert kim.claim()["envelope"]["body"] == "one"
+
+
+def test_a_lease_outlasts_a_recovery_and_nothing_of_the_work_is_lost(bus: InProcessBus) -> None:
+    """Renewals are taken while the bus recovers, so the holder goes on with the token it has."""
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="once")
+    held = kim.claim()["delivery_id"]
+    epoch = bus.status()["epoch"]
+    kill(bus.status()["redis"]["pid"])
+
+    def has_recovered() -> bool:
+        bus.clock.advance(1)
+        renew(kim, held)
+        sam.session.client.request("heartbeat", {}, PATIENCE_S)
+        return bus.heartbeat() == "ready" and bus.status()["epoch"] > epoch
+
+    eventually(has_recovered, what="the recovery")
+    kim.reply(held, "done")
+    (answer,) = sam.peer("collect", message_id=sent["message_id"])["answers"]
+    assert answer["body"] == "done"
+    with pytest.raises(ConflictError):
+        kim.reply(held, "again")
+
+
+def test_a_stop_ends_waits_and_collections(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="Well?")
+    kim.claim()
+    other = attach(bus, "Kim", "Kim-2")
+    with (
+        under_way(other, "wait", timeout=LONG_S) as wait,
+        under_way(sam, "collect", message_id=sent["message_id"], timeout=LONG_S) as collect,
+    ):
+        eventually(lambda: waiting(bus) == 1, what="a parked wait")
+        assert bus.system.stop()
+        for answer in (wait, collect):
+            assert isinstance(answer.exception(PATIENCE_S), BusError)
+    bus.start()
+
+
+def test_a_wait_for_channels_is_not_woken_by_direct_messages(bus: InProcessBus) -> None:
+    sam = attach(bus, "Sam")
+    attach(bus, "Kim", "kim-1")
+    sam.ask("Kim", body="one")
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client:
+        look = {"wait_ms": 0, "conversation": "kim-1", "channels": ["general"]}
+        assert client.request("wait", look, PATIENCE_S)["peer"] == 0
+
+
+def test_a_session_that_is_taken_over_goes_on_with_its_work(bus: InProcessBus) -> None:
+    """The new attachment has no token; its first wait gets what was held, with a fresh one."""
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    sent = sam.ask("Kim", body="once")
+    held, stale = kim.claim()["delivery_id"], kim.token
+    kim.session.client.request("detach", {"attachment": kim.session.attachment}, PATIENCE_S)
+    again = attach(bus, "Kim")
+    assert again.claim()["delivery_id"] == held
+    assert again.token != stale
+    again.reply(held, "done")
+    assert sam.peer("collect", message_id=sent["message_id"])["outcome"] == "complete"
