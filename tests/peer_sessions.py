@@ -33,6 +33,11 @@ class PeerSession:
         params["attachment"] = self.session.attachment
         return self.session.client.request("peer", params, within_s)
 
+    @property
+    def next_number(self) -> int:
+        """Of the next operation, for whoever cancels it."""
+        return self._calls + 1
+
     def ask(self, *to: str, body: str) -> Any:
         """Send a request."""
         return self.peer("send", to=list(to), body=body, kind="request", idempotency_key=new_id())

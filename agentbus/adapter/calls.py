@@ -55,7 +55,7 @@ from agentbus.protocol.operations import (
     Receive,
     given_arguments,
 )
-from agentbus.protocol.peer import PeerMemoryContext, PeerOperation
+from agentbus.protocol.peer import PeerMemoryContext, PeerOperation, PeerWait
 
 _log = logging.getLogger(__name__)
 
@@ -356,6 +356,13 @@ class Calls:
             return error_answer(told.error)
         if not with_header:
             return answer(told.body)
+        if isinstance(operation, PeerWait):
+            if told.body["delivery"] is not None or told.body["notices"]:
+                conversation.empty_waits = 0
+            elif operation.timeout > 0:
+                conversation.empty_waits += 1
+            if conversation.empty_waits >= _EMPTY_WAITS_BEFORE_HINT:
+                told.body["hint"] = polling_hint(call.caller)
         header = call.header().data()
         if "notices" in told.body:
             told.body["notices"] = [*header.pop("notices", ()), *told.body["notices"]]

@@ -20,7 +20,7 @@ from tests.architecture.tree import ROOT
 
 DOCS = ROOT / "docs"
 
-_RESERVED = ("talk_", "peer_", "job_", "capabilities")
+_RESERVED = ("talk_", "job_")
 """Settings of parts that do not exist in this version: checked, shown, without effect."""
 
 _SETTINGS_HEAD = """\
@@ -221,10 +221,12 @@ _PEER_NOTES = {
 
 _PEER_RESULTS = {
     "discover": "`agents`, `next_cursor`, `has_more`",
-    "send": "`message_id`, `thread_id`, `recipients`, `status`, `duplicate`",
+    "send": "`message_id`, `thread_id`, `recipients` (each with its `delivery_id`), `status`, "
+    "`duplicate`, `acked` (the delivery that is finished by this answer)",
     "recent": "`messages`, `next_cursor`",
     "collect": "`request_id`, `outcome` (`complete`, `partial`, `no_reply` or `cancelled`), "
-    "`expected`, `answers`, `pending`, `closed`, `excluded`, `elapsed_seconds`, `summary`, "
+    "`expected`, `answers`, `pending` (who has not answered; no number here), "
+    "`closed`, `excluded`, `elapsed_seconds`, `summary`, "
     "`consultation_seconds_left`",
     "agents": "`agents`, `next_cursor`, `has_more`",
     "describe": "the updated entry",
@@ -235,7 +237,8 @@ _PEER_RESULTS = {
     "wait": "`delivery` or null, `notices`, `waited_seconds`, `blocked` when something else than "
     "emptiness keeps work back",
     "ack": "the final state",
-    "reply": "`message_id`, `thread_id`, `recipients`, `status`, `duplicate`",
+    "reply": "`message_id`, `thread_id`, `recipients`, `status`, `duplicate`, `acked` unless `ack` "
+    "is false",
     "progress": "`status`, `extension_count`",
     "checkpoint": "`status` (`leased`: go on, or `paused`: a person decides first)",
     "memory_context": "`source`, `tenant_id`, `thread_id`, `message_id`, `delivery_id`, "

@@ -17,7 +17,7 @@ from agentbus.cli.doctoring.faults import FAULTS
 from agentbus.cli.entry import parse
 from agentbus.config import load_config
 from agentbus.encoding import decode_strict
-from agentbus.protocol import session
+from agentbus.protocol import peer_frames, session
 from agentbus.protocol.operations import OPERATIONS
 from agentbus.protocol.people import PERSONS_REQUESTS
 from tests.architecture.tree import ROOT
@@ -88,7 +88,11 @@ def test_operations_page_lists_every_fault_that_the_doctor_knows_with_its_advice
 
 
 def test_protocol_page_names_every_request_and_notification_of_a_client() -> None:
-    parsers = {name.removeprefix("parse_") for name in vars(session) if name.startswith("parse_")}
+    parsers = {
+        name.removeprefix("parse_").removesuffix("_request")
+        for name in (*vars(session), *vars(peer_frames))
+        if name.startswith("parse_")
+    }
     handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
     handled |= PERSONS_REQUESTS.keys()
     operations = set(OPERATIONS) - {"receive"}

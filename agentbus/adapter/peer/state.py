@@ -24,6 +24,7 @@ class PeerState:
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._last_number = 0
+        self._waited_before = 0  # the attachment; nobody is woken for it again
         self._responses: set[str] = set()
         self._notices: set[tuple[str, str]] = set()
         self.leases = Leases(notify)
@@ -32,7 +33,8 @@ class PeerState:
         self.expansions: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def attached(self) -> None:
-        """To the same bus as before; the daemon says anew what waits."""
+        """To the same bus as before; the daemon says anew what waits, where there is anything."""
+        self._waited_before = self.waiting
         self.waiting = 0
         self.leases.renew()
         self._tell_shown()
@@ -40,15 +42,15 @@ class PeerState:
     def forget(self) -> None:
         """The conversation has ended, or its bus was reset."""
         self.leases.forget()
-        self.waiting = 0
+        self.waiting = self._waited_before = 0
         self._responses.clear()
         self._notices.clear()
         self.expansions.clear()
 
     def has_more(self, count: int) -> bool:
         """So many wait now; whether that is more than before."""
-        more = count > self.waiting
-        self.waiting = count
+        more = count > max(self.waiting, self._waited_before)
+        self.waiting, self._waited_before = count, 0
         return more
 
     def next_number(self) -> int:
