@@ -241,7 +241,7 @@ class LedgerStore:
         self._largest_batch = max(self._largest_batch, len(batch))
         if self._write_ahead_log.is_full():
             return self._refuse(batch, self._log_full())
-        mutates = any(isinstance(change, Mutation) for change in batch)
+        mutates = any(isinstance(change, Mutation | ClaimDelivery) for change in batch)
         try:
             work, outcomes = self._run(batch)
             work.write_counters()
