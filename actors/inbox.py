@@ -53,6 +53,7 @@ from agentbus.store.peer.changes import (
     DeliveryView,
     ListOpenDeliveries,
 )
+from agentbus.store.peer.reading import Attached
 
 Watcher = Address[PeerWaiting | RequestAdvanced]
 
@@ -62,12 +63,13 @@ _LATE = ("overdue", "unanswered")
 
 @dataclass(frozen=True, slots=True)
 class InboxNeighbours:
-    """Whom an inbox tells, and how long its leases and windows are."""
+    """Whom an inbox tells, who is attached, and how long its leases and windows are."""
 
     ledger: Address[LedgerMessage]
     waits: Address[DeliveryArrived]
     timer: Timer
     clock: Clock
+    attached: Callable[[], Attached]
     lease_s: float
     window_s: float
 
@@ -142,6 +144,7 @@ class InboxActor(PooledActor[InboxMessage]):
             self.address,
             neighbours.timer,
             neighbours.clock,
+            neighbours.attached,
             lease_s=neighbours.lease_s,
             window_s=neighbours.window_s,
         )

@@ -21,6 +21,7 @@ from agentbus.protocol.peer import PeerRecent, ReplyFilter
 from agentbus.rules.peer import (
     ambiguous_delivery,
     consultation_left_us,
+    is_reached,
     no_delivery,
     no_message,
     why_no_reply,
@@ -411,10 +412,7 @@ def cause_with(attached: Attached) -> Callable[[DeliveryRow], ReplyCause | None]
         if row.reply_state not in ("awaiting", "overdue", "unanswered"):
             return row.cause
         sessions = attached.get(row.recipient_agent, frozenset())
-        if row.recipient_session is not None:
-            reached = row.recipient_session in sessions
-        else:
-            reached = bool(sessions - {row.sender_session})
+        reached = is_reached(sessions, row.recipient_session, row.sender_session)
         return why_no_reply(row.state, row.attempt, row.progressed_at_us is not None, reached)
 
     return cause
