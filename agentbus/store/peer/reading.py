@@ -325,16 +325,13 @@ class PeerReader(DirectoryReader):
         )
 
     def consultation_seconds_left(self, session_id: SessionId, now_us: int) -> float:
-        """How long this session may still ask others about what it works on, and wait for them.
-
-        On its own account the time begins anew when it is over, as the next request would find.
-        """
+        """How long this session may still ask others about what it works on."""
         with self._snapshot():
             held = self._all(_HELD_DEADLINE, session_id)
             scope, deadline_us = held[0] if held else ("", None)
             begun = self._all(_CONSULTATION, session_id, scope)
         left_us = consultation_left_us(begun[0][0] if begun else now_us, deadline_us, now_us)
-        if not held and left_us == 0:
+        if left_us == 0 and not held:  # the time of one's own account begins anew
             left_us = consultation_left_us(now_us, None, now_us)
         return left_us / 1_000_000
 
