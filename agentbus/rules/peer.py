@@ -158,9 +158,7 @@ def not_to_people(agent: str) -> ForbiddenError:
     )
 
 
-def is_reached(
-    sessions: Set[str], recipient_session: str | None, sender_session: str
-) -> bool:
+def is_reached(sessions: Set[str], recipient_session: str | None, sender_session: str) -> bool:
     """Whether somebody who could claim a delivery is among the attached sessions of its agent."""
     if recipient_session is not None:
         return recipient_session in sessions
