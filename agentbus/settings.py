@@ -72,8 +72,8 @@ class Setting:
                 )
             case "labels":
                 return (
-                    f"a list of at most {self.maximum} texts of 1 to {LABEL_CHARACTERS} characters, "
-                    "none of them a control character"
+                    f"a list of at most {self.maximum} texts of 1 to {LABEL_CHARACTERS} "
+                    "characters, none of them a control character"
                 )
 
 
