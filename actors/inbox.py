@@ -378,6 +378,11 @@ class InboxDirectory:
         for agent_id in dict.fromkeys((view.recipient_agent, view.sender_agent)):
             self.address(agent_id).tell(change)
 
+    def addresses(self) -> list[Address[InboxMessage]]:
+        """All inboxes that were looked at so far."""
+        with self._lock:
+            return [address for address, _ in self._inboxes.values()]
+
     def statistics(self) -> dict[str, int]:
         with self._lock:
             inboxes = list(self._inboxes.values())
