@@ -13,6 +13,11 @@ JOB_CHANNEL_PREFIX = "job/"
 """Of the channel that carries a job on the bus; reserved."""
 
 
+def channel_of(job_id: str) -> str:
+    """The name of the channel that carries a job on the bus."""
+    return JOB_CHANNEL_PREFIX + job_id
+
+
 class Verdict(Enum):
     """What an arriving event is."""
 

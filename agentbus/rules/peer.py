@@ -174,20 +174,6 @@ def why_no_reply(
     return "stuck"
 
 
-def is_person(agent: str) -> bool:
-    """Whether an agent's name is that of a person, which only the daemon gives."""
-    return agent.startswith(HUMAN_PREFIX)
-
-
-def not_to_people(agent: str) -> ForbiddenError:
-    return ForbiddenError(
-        f"{agent!r} is a person: answer a message of theirs with reply, and ask a person about "
-        "work that you hold with human; nothing else is sent to people",
-        reason=PEER_NOT_ALLOWED,
-        status=_FORBIDDEN,
-    )
-
-
 def why_a_person(
     action_type: str,
     confidence: float,
