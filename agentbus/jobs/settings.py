@@ -21,6 +21,7 @@ from agentbus.jobs.sinks.broker import BrokerSink
 from agentbus.jobs.sinks.file import FileSink
 from agentbus.jobs.sinks.stdout import StdoutSink, claim_stdout
 from agentbus.jobs.text import Redactor, redact
+from agentbus.protocol.jobs import JobCallback
 
 Transport: TypeAlias = Literal["stdout", "events", "file", "callback", "broker"]
 
@@ -32,11 +33,12 @@ VARIABLES: Final[Mapping[str, str]] = {
     "or `broker`; `stdout` if left out",
     "JOB_ID": "id of the job; a random one if left out",
     "EVENTS_PATH": "the file of the transport `file`; `/tmp/<prefix>-events.ndjson` if left out",
-    "CALLBACK_URL": "where the transport `callback` posts to",
+    "CALLBACK_URL": "where the transport `callback` posts to, or the local bus as a broker",
     "CALLBACK_SECRET": "signs callbacks; unsigned if left out",
     "CALLBACK_ALLOWED_HOSTS": "hosts that the callback URL may name, with commas; any if left out",
     "CALLBACK_MAX_RETRIES": "attempts in all to deliver one event; 3 if left out",
-    "BROKER_URL": "the broker of the transport `broker`: `redis://`, `rediss://`, `nats://`",
+    "BROKER_URL": "the broker of the transport `broker`: `agentbus:` (the local bus), `redis://`, "
+    "`rediss://`, `nats://`",
 }
 """Suffixes, in the order in which people read them."""
 
@@ -104,7 +106,8 @@ def open_sink(settings: JobSettings, cancellation: Cancellation) -> Sink:
             return CallbackSink(to, settings.callback_max_retries)
         case "broker":
             url = _needed(settings, "BROKER_URL", settings.broker_url)
-            return BrokerSink(open_transport(url), settings.job_id, cancellation)
+            transport = open_transport(url, _callback(settings))
+            return BrokerSink(transport, settings.job_id, cancellation)
 
 
 def open_job(
@@ -130,6 +133,17 @@ def open_job(
         redact_results=redact_results,
         cancellation=cancellation,
     )
+
+
+def _callback(settings: JobSettings) -> JobCallback | None:
+    """What a broker may post to in our place. Raises ValidationError as the callback sink does."""
+    if settings.callback_url is None:
+        return None
+    from agentbus.jobs.delivery import destination
+
+    hosts, secret = settings.callback_allowed_hosts, settings.callback_secret
+    destination(settings.callback_url, hosts, secret)
+    return JobCallback(settings.callback_url, hosts, settings.callback_max_retries, secret)
 
 
 def _default_path(prefix: str) -> str:

@@ -20,6 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,6 +110,11 @@ class Client:
 
     def close(self) -> None:
         self._socket.close()
+
+    def interrupt(self) -> None:
+        """From any thread: what is being waited for here ends with NoAnswerError."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def take_unread(self) -> bytes:
         """What was read behind the last answer: notifications come at any time."""

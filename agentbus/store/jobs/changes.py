@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from agentbus.errors import ConflictError
-from agentbus.ids import ChannelId
+from agentbus.ids import ChannelId, Sequence
 from agentbus.protocol.jobs import EmitJobEvent, JobCallback
 from agentbus.store.mutation import Mutation
 
@@ -133,10 +133,11 @@ class CallbacksWaiting:
 
 @dataclass(frozen=True, slots=True)
 class ChannelRemoved:
-    """A channel of a job that was closed and had nothing left is gone."""
+    """A channel of a job that was closed and had nothing left is gone; `through` was its newest."""
 
     channel_id: ChannelId
     channel: str
+    through: Sequence
 
 
 JobFact: TypeAlias = JobChanged | JobGone | CallbacksWaiting

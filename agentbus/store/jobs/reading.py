@@ -32,6 +32,9 @@ from agentbus.store.schema import (
 _CHUNK = 64
 """Events read at once, so that a page of large ones overshoots by little."""
 
+_HEADS_MAX = 64
+"""Jobs whose next callback is looked at together; more than are posted at once."""
+
 _JOBS = Job.select(*(getattr(Job, name) for name in JobRow._fields))
 _JOB = text(_JOBS.where(Job.id == PLACE))
 _NEWEST = text(_JOBS.order_by(Job.opened_at_us.desc(), Job.id).limit(PLACE))
@@ -53,6 +56,7 @@ _HEADS = text(
     .join(Job, on=(Job.id == OutboxEntry.job))
     .where(OutboxEntry.id.in_(_FIRST_PENDING))
     .order_by(OutboxEntry.next_at_us, OutboxEntry.id)
+    .limit(SQL(str(_HEADS_MAX)))
 )
 _DEAD = text(
     OutboxEntry.select(*_ENTRY_COLUMNS, Job.callback)
@@ -133,7 +137,8 @@ class JobReader(Reader):
             )
 
     def first_callbacks(self) -> list[Entry]:
-        """Of each job the first event that is to be posted: the others wait for it."""
+        """Of jobs the first event to be posted, as the others wait for it; the one that is due
+        first comes first."""
         return [_entry(row) for row in self._all(_HEADS)]
 
     def dead_letters(self, limit: int) -> list[Entry]:

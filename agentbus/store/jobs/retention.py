@@ -114,5 +114,5 @@ def remove_jobs(
             removal.execute(work, job.channel)
         rows.delete(work, job)
         work.remove_channel(job.channel)
-        facts += (JobGone(job.id), ChannelRemoved(job.channel, channel.name))
+        facts += (JobGone(job.id), ChannelRemoved(job.channel, channel.name, channel.newest))
     return len(dead) + len(empty), facts
