@@ -7,6 +7,7 @@ numbered and handed over one at a time.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -66,6 +67,16 @@ class Cancellation:
         """Wait up to so long for a request; whether there is one."""
         return self._asked.wait(within_s)
 
+    def on_signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Let a signal ask, too; where a handler can be set, which is on the main thread."""
+
+        def ask(*_: object) -> None:
+            # On a thread: the main one may be inside `wait`, with the lock that `request` takes.
+            threading.Thread(target=self.request, args=(f"signal {number.name}",)).start()
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, ask)
+
     def check(self) -> None:
         """Raises JobCancelledError when it was requested."""
         if self._asked.is_set():
@@ -94,7 +105,6 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
         redact_results: bool = False,
         cancellation: Cancellation | None = None,
         clock: Clock | None = None,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
         """`redact_results`: also every text inside the result, names of its fields too."""
         self.job_id = check_job_id(job_id)
@@ -103,7 +113,6 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
         self._redactor = redactor
         self._redact_results = redact_results
         self._clock = clock or SystemClock()
-        self._on_close = on_close
         self._lock = threading.Lock()
         self._next_seq = 0
         self._terminal: Event | None = None
@@ -157,11 +166,7 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
             if self._is_closed:
                 return
             self._is_closed = True
-        try:
-            self._sink.close()
-        finally:
-            if self._on_close is not None:
-                self._on_close()
+        self._sink.close()
 
     def __enter__(self) -> Self:
         return self

@@ -38,11 +38,11 @@ class Missing:
 class JobOrder:
     """What has been seen of one job, in the order of its arrival. Not thread-safe: one owner."""
 
-    __slots__ = ("_next", "_seen", "terminal_seq")
+    __slots__ = ("_seen", "next_seq", "terminal_seq")
 
     def __init__(self) -> None:
         self._seen: dict[int, bytes] = {}
-        self._next = 0
+        self.next_seq = 0
         self.terminal_seq: int | None = None
 
     def judge(self, seq: int, fingerprint: bytes) -> Verdict:
@@ -57,6 +57,6 @@ class JobOrder:
         self._seen[seq] = fingerprint
         if is_terminal:
             self.terminal_seq = seq
-        missing = Missing(self._next, seq - 1) if seq > self._next else None
-        self._next = max(self._next, seq + 1)
+        missing = Missing(self.next_seq, seq - 1) if seq > self.next_seq else None
+        self.next_seq = max(self.next_seq, seq + 1)
         return missing

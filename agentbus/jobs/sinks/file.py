@@ -30,7 +30,7 @@ class FileSink:
     """Appends one line per event to `path`, which is made if it is not there."""
 
     def __init__(self, path: Path, sync: Sync = "terminal") -> None:
-        """Raises ValidationError for a path that is no regular file, SinkError for other trouble."""
+        """Raises ValidationError for what is no regular file, SinkError for other trouble."""
         self._path = path
         self._sync = sync
         try:

@@ -1,0 +1,102 @@
+"""`agentbus job`: run a tool and follow its job, or take the callbacks of one.
+
+Owns what goes where: the result (or every event) to stdout, all else to stderr. Main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+
+from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
+from agentbus.cli.job_view import JobView, PlainView, view
+from agentbus.encoding import encode_pretty
+from agentbus.errors import ValidationError
+from agentbus.jobs.events import Succeeded, check_job_id, encode_event
+from agentbus.jobs.inbox import Arrival, JobInbox
+from agentbus.jobs.running import exit_code, run_job
+from agentbus.jobs.settings import PREFIX
+
+PORT_MAX = 65535
+_LOOK_S = 0.2
+
+
+def job(arguments: Arguments) -> int:
+    """One of the commands; its exit code."""
+    return _run(arguments) if arguments["run"] else _receive(arguments)
+
+
+def _run(arguments: Arguments) -> int:
+    job_id = check_job_id(arguments["--job"] or str(uuid.uuid4()))
+    with view(job_id) as shown:
+        end = run_job(
+            [arguments["COMMAND"], *arguments["ARGUMENT"]],
+            job_id,
+            arguments["--sink"],
+            show=lambda arrival: _show(shown, arrival, ndjson=arguments["--ndjson"]),
+            log=shown.log,
+            prefix=arguments["--prefix"],
+        )
+    if isinstance(end.terminal, Succeeded) and not arguments["--ndjson"]:
+        print(encode_pretty(end.terminal.result))
+    return end.exit_code
+
+
+def _receive(arguments: Arguments) -> int:
+    from agentbus.jobs.receiver import CallbackReceiver
+
+    secret = os.environ.get(PREFIX + "CALLBACK_SECRET") or None
+    wanted = arguments["--job"]
+    shown = PlainView()
+    with CallbackReceiver(
+        secret,
+        host=arguments["--host"],
+        port=_port(arguments["--port"]),
+        welcome=None if wanted is not None else _print_all,
+    ) as receiver:
+        inbox = receiver.expect(check_job_id(wanted)) if wanted is not None else None
+        if secret is None:
+            complain(f"{PREFIX}CALLBACK_SECRET is not set: callbacks are taken unsigned")
+        shown.log(f"listening on {receiver.url(wanted or 'JOB_ID')}")
+        try:
+            if inbox is not None:
+                return _print_to_end(inbox)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            pass
+    return EXIT_INTERRUPTED if inbox is not None else EXIT_OK
+
+
+def _print_all(inbox: JobInbox) -> None:
+    """Every job's events are printed by a thread of its own: an event is one write."""
+    threading.Thread(target=_print_to_end, args=(inbox,), daemon=True).start()
+
+
+def _print_to_end(inbox: JobInbox) -> int:
+    while True:
+        arrival = inbox.next(_LOOK_S)
+        if arrival is not None:
+            _print_line(arrival)
+        elif inbox.terminal is not None:
+            return exit_code(inbox.terminal, EXIT_OK)
+
+
+def _show(shown: JobView, arrival: Arrival, *, ndjson: bool) -> None:
+    shown.show(arrival)
+    if ndjson:
+        _print_line(arrival)
+
+
+def _print_line(arrival: Arrival) -> None:
+    sys.stdout.write(encode_event(arrival.event).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _port(given: str | None) -> int:
+    if given is None:
+        return 0
+    if given.isascii() and given.isdigit() and int(given[:6]) <= PORT_MAX:
+        return int(given)
+    raise ValidationError(f"--port must be 0 to {PORT_MAX}, not {given!r}")

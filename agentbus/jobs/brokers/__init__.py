@@ -1,0 +1,44 @@
+"""Brokers that keep the events of jobs: one module each, found by the scheme of a URL.
+
+Imports a broker's library only when its URL is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from agentbus.errors import ValidationError
+from agentbus.jobs.brokers.base import JobTransport
+
+
+def _redis(url: str) -> JobTransport:
+    from agentbus.jobs.brokers.redis_streams import RedisTransport
+
+    return RedisTransport(url)
+
+
+def _nats(url: str) -> JobTransport:
+    from agentbus.jobs.brokers.nats_jetstream import NatsTransport
+
+    return NatsTransport(url)
+
+
+SCHEMES: Final[dict[str, Callable[[str], JobTransport]]] = {
+    "redis": _redis,
+    "rediss": _redis,
+    "nats": _nats,
+    "tls": _nats,
+}
+"""What makes a transport of a URL that begins so."""
+
+
+def open_transport(url: str) -> JobTransport:
+    """Raises ValidationError for a URL that no broker here has; connects to nothing yet."""
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise ValidationError(
+            f"the broker URL begins with {scheme or 'no scheme'}; known are {', '.join(SCHEMES)}"
+        )
+    return SCHEMES[scheme](url)

@@ -1,0 +1,164 @@
+"""Start a tool, follow its job, and know how it ended.
+
+Owns the child process and the exit codes. The terminal event says how the job ended, whatever the
+process exits with; a process that ends without one is a job that was lost. The caller's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from agentbus.clock import Clock, SystemClock
+from agentbus.errors import NotFoundError
+from agentbus.jobs.events import CANCELLED, LOST, Failed, Succeeded, Terminal, timestamp
+from agentbus.jobs.feeds import open_feed, variables
+from agentbus.jobs.inbox import Arrival, JobInbox
+from agentbus.jobs.settings import PREFIX
+
+EXIT_OK: Final = 0
+EXIT_GENERAL: Final = 1
+EXIT_CODES: Final[Mapping[str, int]] = {
+    "general": EXIT_GENERAL,
+    "usage": 2,
+    "blocked_url": 3,
+    "extraction": 4,
+    "formatting": 5,
+}
+"""Of the codes that tools share; a code of a tool's own has the exit code of its process."""
+
+LINGER_S: Final = 10.0
+"""How long a tool may still run after its terminal event, or after it was told to end."""
+
+_LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How it ended. `status` is the process's own: negative for a signal."""
+
+    terminal: Terminal
+    status: int
+
+    @property
+    def exit_code(self) -> int:
+        """What the parent exits with."""
+        return exit_code(self.terminal, self.status)
+
+
+def exit_code(terminal: Terminal, status: int) -> int:
+    """By the terminal event; the process's own code is only asked where the event has none."""
+    if isinstance(terminal, Succeeded):
+        return EXIT_OK
+    return EXIT_CODES.get(terminal.code) or (status if status > 0 else EXIT_GENERAL)
+
+
+def run_job(
+    command: Sequence[str],
+    job_id: str,
+    sink: str = "events",
+    *,
+    show: Callable[[Arrival], None],
+    log: Callable[[str], None],
+    prefix: str = PREFIX,
+    clock: Clock | None = None,
+) -> JobEnd:
+    """Run the tool to its end. `show` is called with each event, here; `log`, on any thread, with
+    lines that are none.
+
+    KeyboardInterrupt cancels the job and goes on waiting; a second one kills it.
+    """
+    inbox = JobInbox(job_id)
+    feed = open_feed(sink, inbox, log)
+    tool = _Tool(command, variables(feed, job_id, prefix), feed.reads_stdout)
+    feed.start(tool.process.stdout if feed.reads_stdout else None)
+    was_cancelled = False
+    try:
+        while tool.process.poll() is None:
+            try:
+                arrival = inbox.next(_LOOK_S)
+                if arrival is not None:
+                    show(arrival)
+                elif inbox.terminal is not None:
+                    tool.end_within(LINGER_S)
+            except KeyboardInterrupt:
+                if was_cancelled:
+                    tool.kill()
+                    continue
+                was_cancelled = True
+                if not feed.cancel():
+                    tool.terminate()
+                tool.end_within(LINGER_S)
+        status = tool.process.wait()
+    finally:
+        tool.kill()
+        feed.finish()
+    while arrival := inbox.next(0):
+        show(arrival)
+    terminal = inbox.terminal
+    if terminal is None:
+        now = timestamp((clock or SystemClock()).wall_us())
+        terminal = _lost(job_id, inbox, status, now, was_cancelled=was_cancelled)
+        show(Arrival(terminal))
+    return JobEnd(terminal, status)
+
+
+class _Tool:
+    """The child, in a process group of its own: a Ctrl-C at the terminal is for the parent, which
+    tells the tool in the way that it understands."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], reads_stdout: bool
+    ) -> None:
+        try:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if reads_stdout else sys.stderr.fileno(),
+                process_group=0,
+            )
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+            raise NotFoundError(
+                f"the tool cannot be started: {command[0]}: {error.strerror}"
+            ) from None
+        self._deadline_s: float | None = None
+
+    def end_within(self, within_s: float) -> None:
+        """It has nothing more to say: kill it when it is still there after so long. Called again
+        and again; the first deadline counts."""
+        if self._deadline_s is None:
+            self._deadline_s = time.monotonic() + within_s
+        elif time.monotonic() > self._deadline_s:
+            self.kill()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """End it and what it started in its group; nothing for one that was reaped."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def _lost(job_id: str, inbox: JobInbox, status: int, now: str, *, was_cancelled: bool) -> Failed:
+    how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    return Failed(
+        job_id=job_id,
+        seq=inbox.next_seq,
+        ts=now,
+        code=CANCELLED if was_cancelled else LOST,
+        message=f"the tool ended without a terminal event, with {how}",
+        synthetic=True,
+    )
