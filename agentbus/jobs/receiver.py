@@ -94,7 +94,9 @@ class CallbackReceiver:
             uvicorn.Config(
                 self._serve,
                 lifespan="off",
+                interface="asgi3",
                 ws="none",
+                proxy_headers=False,
                 log_config=None,
                 access_log=False,
                 server_header=False,
