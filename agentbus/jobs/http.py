@@ -91,6 +91,8 @@ def parse_url(url: str, what: str = "the URL") -> Target:
             raise ValueError("it holds blanks or control characters")
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
+        if host and ":" in host:
+            host = str(ip_address(host))  # one spelling, to compare with
     except UnicodeEncodeError:
         raise ValidationError(f"{what} is not ASCII; percent-encode it, and its host too") from None
     except ValueError as error:

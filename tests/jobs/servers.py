@@ -148,9 +148,12 @@ def nats_server() -> Iterator[Server]:
     executable = shutil.which("nats-server")
     if executable is None:
         pytest.skip("needs nats-server (on Debian: apt install nats-server)")
-    with _served("nats", lambda port, folder: [
-        *(executable, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "store")),
-    ]) as server:
+    with _served(
+        "nats",
+        lambda port, folder: [
+            *(executable, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "store")),
+        ],
+    ) as server:
         yield server
 
 
@@ -158,20 +161,26 @@ def nats_server() -> Iterator[Server]:
 def redis_server() -> Iterator[Server]:
     """A Redis-compatible server on TCP that keeps every write, as a parent would set it up."""
     executable = find_redis(DEFAULT_EXECUTABLE)[0].executable
-    with _served("redis", lambda port, folder: [
-        *(str(executable), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)),
-        *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
-    ]) as server:
+    with _served(
+        "redis",
+        lambda port, folder: [
+            *(str(executable), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)),
+            *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+        ],
+    ) as server:
         yield server
 
 
 @contextmanager
 def s3_server() -> Iterator[Server]:
     """S3 as moto serves it."""
-    with _served("http", lambda port, folder: [
-        *(sys.executable, "-W", "ignore", "-m", "moto.server"),
-        *("-H", "127.0.0.1", "-p", str(port)),
-    ]) as server:
+    with _served(
+        "http",
+        lambda port, folder: [
+            *(sys.executable, "-W", "ignore", "-m", "moto.server"),
+            *("-H", "127.0.0.1", "-p", str(port)),
+        ],
+    ) as server:
         yield server
 
 

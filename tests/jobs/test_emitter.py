@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
 
 import pytest
@@ -75,26 +76,21 @@ def test_nothing_comes_after_the_terminal_event(sink: KeepingSink) -> None:
     assert len(sink.events) == 2
 
 
+def end(job: Emitter, ready: threading.Barrier, number: int) -> Event:
+    ready.wait()
+    return job.succeeded(number) if number % 2 else job.failed("general", "f")
+
+
 def test_of_many_ends_at_once_exactly_one_is_emitted() -> None:
     for _ in range(20):
         sink = KeepingSink()
         job: Emitter = JobEmitter(sink, "j")
         job.accepted("u")
-        refused: list[BaseException] = []
         ready = threading.Barrier(8)
 
-        def end(number: int, job: Emitter = job, ready: threading.Barrier = ready) -> None:
-            ready.wait()
-            try:
-                job.succeeded(number) if number % 2 else job.failed("general", "f")
-            except JobClosedError as error:
-                refused.append(error)
-
-        threads = [threading.Thread(target=end, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            ends = [pool.submit(end, job, ready, number) for number in range(8)]
+        refused = [end for end in ends if isinstance(end.exception(), JobClosedError)]
         assert [is_terminal(event) for event in sink.events] == [False, True]
         assert len(refused) == 7
 
@@ -189,14 +185,19 @@ def test_a_tool_may_have_a_redactor_of_its_own(sink: KeepingSink) -> None:
 def test_an_exception_in_the_tool_ends_the_job_and_goes_on(
     sink: KeepingSink, error: BaseException, code: str
 ) -> None:
-    job: Emitter
-    with pytest.raises(type(error)), JobEmitter(sink, "j") as job:
-        job.accepted("u")
-        raise error
+    with pytest.raises(type(error)):
+        raise_inside(sink, error)
     end = sink.events[-1]
     assert isinstance(end, Failed)
     assert end.code == code
     assert sink.closed == 1
+
+
+def raise_inside(sink: KeepingSink, error: BaseException) -> None:
+    job: Emitter
+    with JobEmitter(sink, "j") as job:
+        job.accepted("u")
+        raise error
 
 
 def test_a_tool_that_just_leaves_has_failed(sink: KeepingSink) -> None:
@@ -207,20 +208,19 @@ def test_a_tool_that_just_leaves_has_failed(sink: KeepingSink) -> None:
 
 
 def test_the_tools_own_exception_survives_a_sink_that_fails(sink: KeepingSink) -> None:
-    job: Emitter
     sink.fails_at = {1}
-    with pytest.raises(ValueError, match="the cause"), JobEmitter(sink, "j") as job:
-        job.accepted("u")
-        raise ValueError("the cause")
+    with pytest.raises(ValueError, match="the cause"):
+        raise_inside(sink, ValueError("the cause"))
     assert sink.closed == 1
 
 
 def test_an_end_that_nobody_heard_is_an_error_of_its_own(sink: KeepingSink) -> None:
-    job: Emitter
     sink.fails_at = {1}
-    with pytest.raises(SinkError), JobEmitter(sink, "j") as job:
-        job.accepted("u")
+    job: Emitter = JobEmitter(sink, "j")
+    job.accepted("u")
+    with pytest.raises(SinkError), job:
         job.succeeded(1)
+    assert sink.closed == 1
     assert isinstance(sink.events[-1], Succeeded)
 
 

@@ -124,14 +124,13 @@ class NatsTransport:
         """Connected, with a stream for the subjects."""
         async with self._connecting:
             if self._client is None or self._client.is_closed:
-                self._client = await nats.connect(
+                client = nats.connect(
                     self._url,
-                    connect_timeout=round(CONNECT_S),
-                    max_reconnect_attempts=-1,
-                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,  # also within this first connect
                     reconnect_time_wait=_PAUSE_S,
                     error_cb=_ignore,
                 )
+                self._client = await asyncio.wait_for(client, CONNECT_S)
                 await _ensure_stream(self._client.jetstream())
         return self._client.jetstream(timeout=ACKNOWLEDGE_S)
 

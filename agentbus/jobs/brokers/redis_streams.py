@@ -28,8 +28,8 @@ from agentbus.jobs.brokers.base import (
 from agentbus.jobs.errors import SinkError
 
 COMMAND_S: Final = 5.0
-RETRIES: Final = 8
-"""With pauses up to 2 s; a Redis that restarts is back well before the last one."""
+RETRIES: Final = 20
+"""With pauses up to 2 s: half a minute, in which a Redis that restarts is back."""
 
 _FIELD: Final = b"event"
 _CONTROL_ENTRIES: Final = 16
