@@ -45,10 +45,14 @@ class Answer:
 
 
 class ScriptedServer:
-    """Answers by its script, then with the last entry again. `got` are the requests so far."""
+    """Answers by its script, then with the last entry again; a path of `pages` always with its own.
 
-    def __init__(self, *script: Answer) -> None:
+    `got` are the requests so far.
+    """
+
+    def __init__(self, *script: Answer, pages: dict[str, Answer] | None = None) -> None:
         self.got: list[Got] = []
+        self._pages = pages or {}
         self._script = script or (Answer(),)
         self._lock = threading.Lock()
         server = self
@@ -85,7 +89,8 @@ class ScriptedServer:
         got = Got(handler.command, handler.path, headers, handler.rfile.read(length))
         with self._lock:
             self.got.append(got)
-            answer = self._script[min(len(self.got), len(self._script)) - 1]
+            scripted = self._script[min(len(self.got), len(self._script)) - 1]
+        answer = self._pages.get(handler.path, scripted)
         answer.before()
         handler.close_connection = True
         if answer.status is None:
