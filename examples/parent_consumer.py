@@ -16,8 +16,7 @@ from agentbus.jobs import Failed, Progress, Succeeded, Warned
 from agentbus.jobs.receiver import CallbackReceiver
 
 PREFIX = "RECIPE_"
-PATIENCE_S = 120.0
-SILENCE_S = 2.0
+LOOK_S = 2.0
 """How long the last callback of a tool that has ended may take."""
 
 
@@ -35,8 +34,10 @@ def main(command: list[str]) -> int:
         environment = os.environ | {PREFIX + name: value for name, value in told.items()}
         tool = subprocess.Popen(command, env=environment, stdout=sys.stderr)
         try:
-            while arrival := inbox.next(PATIENCE_S if tool.poll() is None else SILENCE_S):
-                match arrival.event:
+            while True:
+                has_ended = tool.poll() is not None
+                arrival = inbox.next(LOOK_S)
+                match arrival and arrival.event:
                     case Progress(stage=stage, pct=pct):
                         print(f"… {stage}" + ("" if pct is None else f" {pct:g}%"))
                     case Warned(message=message):
@@ -47,8 +48,9 @@ def main(command: list[str]) -> int:
                     case Failed(code=code, message=message):
                         print(f"x {code}: {message}")
                         return 1
-            print("x lost: the tool fell silent")
-            return 1
+                    case None if has_ended:
+                        print("x lost: the tool has ended without a word")
+                        return 1
         finally:
             tool.kill()
             tool.wait()

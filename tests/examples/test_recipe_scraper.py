@@ -368,7 +368,7 @@ def test_the_parents_example_notices_a_tool_that_says_nothing() -> None:
         text=True,
         timeout=50,
     )
-    assert (ran.returncode, ran.stdout) == (1, "x lost: the tool fell silent\n")
+    assert (ran.returncode, ran.stdout) == (1, "x lost: the tool has ended without a word\n")
 
 
 def test_the_compose_file_is_what_the_schema_of_such_files_accepts() -> None:
