@@ -59,6 +59,12 @@ These are read and checked, so that a file written today stays valid, but nothin
 
 """
 
+_SETTINGS_OF_TOOLS = """
+## Settings of tools
+
+Tools that run as [jobs](jobs.md) are told by their environment, not by this file.
+"""
+
 _TOOLS_HEAD = """\
 # Tools
 
@@ -105,7 +111,7 @@ def settings_page() -> str:
     reserved = [row for row in SETTINGS if row.name.startswith(_RESERVED)]
     lines = [_setting_line(row) for row in in_use]
     waiting = ", ".join(f"`{row.name}`" for row in reserved)
-    return f"{_SETTINGS_HEAD}{''.join(lines)}{_SETTINGS_FOOT}{waiting}.\n"
+    return f"{_SETTINGS_HEAD}{''.join(lines)}{_SETTINGS_FOOT}{waiting}.\n{_SETTINGS_OF_TOOLS}"
 
 
 def _setting_line(row: Setting) -> str:

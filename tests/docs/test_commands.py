@@ -29,6 +29,11 @@ RUN_ELSEWHERE = {
     "agentbus-admin export --output backup.jsonl": "tests/cli/test_export.py",
     "agentbus-admin import backup.jsonl": "tests/cli/test_export.py",
     "agentbus wait --timeout 600": "tests/cli/test_wait.py",
+    "agentbus job run -- python -m my_tool": "tests/jobs/test_running.py",
+    "agentbus job run --sink callback --prefix COUNTER_ -- python -m my_tool": (
+        "tests/jobs/test_running.py"
+    ),
+    "agentbus job receive --job cake": "tests/jobs/test_running.py",
     **dict.fromkeys(SHOWN, "tests/cli/test_install.py"),
 }
 
