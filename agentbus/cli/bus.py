@@ -22,6 +22,8 @@ Usage:
   agentbus wait [--channel NAME]... [--timeout SECONDS] [--session ID] [--hook]
   agentbus hook EVENT [--harness NAME]
   agentbus job run [--sink SINK] [--prefix PREFIX] [--job ID] [--ndjson] [--] COMMAND [ARGUMENT]...
+  agentbus job tail ID --broker URL [--from SEQ]
+  agentbus job cancel ID --broker URL
   agentbus job receive [--port PORT] [--host HOST] [--job ID]
   agentbus (-h | --help)
   agentbus --version
@@ -35,6 +37,8 @@ Commands:
   wait     Block until a message waits for a conversation; moves no cursor.
   hook     What a harness runs at its events; see agentbus-admin install.
   job run      Run a tool that emits events, show them, print its result; Ctrl-C cancels it.
+  job tail     Print the events of a job on a broker, one a line, from the first one to the end.
+  job cancel   Ask a job on a broker to end.
   job receive  Take callbacks and print their events, one a line; with --job to the end of that
                job. AGENTBUS_CALLBACK_SECRET is their secret.
 
@@ -54,6 +58,8 @@ Options:
   --prefix PREFIX  Of the tool's environment variables [default: AGENTBUS_].
   --job ID        The job's id; a random one if left out.
   --ndjson        Print every event on stdout, one a line, instead of the result.
+  --broker URL    Where the job's events are: redis://..., nats://...
+  --from SEQ      The first event to print; 0 if left out.
   --port PORT     Where to listen; any free port if left out.
   --host HOST     The address to listen on [default: 127.0.0.1].
   -h --help       Show this.

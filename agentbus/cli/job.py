@@ -1,4 +1,4 @@
-"""`agentbus job`: run a tool and follow its job, or take the callbacks of one.
+"""`agentbus job`: run a tool and follow its job, follow one on a broker, or take callbacks.
 
 Owns what goes where: the result (or every event) to stdout, all else to stderr. Main thread.
 """
@@ -6,31 +6,42 @@ Owns what goes where: the result (or every event) to stdout, all else to stderr.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
 from agentbus.cli.job_view import JobView, PlainView, view
 from agentbus.encoding import encode_pretty
 from agentbus.errors import ValidationError
-from agentbus.jobs.events import Succeeded, check_job_id, encode_event
+from agentbus.jobs.brokers import open_transport
+from agentbus.jobs.emitter import Cancellation
+from agentbus.jobs.events import SEQ_MAX, Succeeded, check_job_id, decode_event, encode_event
 from agentbus.jobs.inbox import Arrival, JobInbox
 from agentbus.jobs.running import exit_code, run_job
 from agentbus.jobs.settings import PREFIX
 
 PORT_MAX = 65535
 _LOOK_S = 0.2
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 def job(arguments: Arguments) -> int:
     """One of the commands; its exit code."""
-    return _run(arguments) if arguments["run"] else _receive(arguments)
+    if arguments["run"]:
+        return _run(arguments)
+    if arguments["tail"]:
+        return _tail(arguments)
+    return _cancel(arguments) if arguments["cancel"] else _receive(arguments)
 
 
 def _run(arguments: Arguments) -> int:
     job_id = check_job_id(arguments["--job"] or str(uuid.uuid4()))
-    with view(job_id) as shown:
+    cancellation, abort = Cancellation(), Cancellation()
+    with _interrupts(cancellation, abort), view(job_id) as shown:
         end = run_job(
             [arguments["COMMAND"], *arguments["ARGUMENT"]],
             job_id,
@@ -38,10 +49,49 @@ def _run(arguments: Arguments) -> int:
             show=lambda arrival: _show(shown, arrival, ndjson=arguments["--ndjson"]),
             log=shown.log,
             prefix=arguments["--prefix"],
+            cancellation=cancellation,
+            abort=abort,
         )
     if isinstance(end.terminal, Succeeded) and not arguments["--ndjson"]:
         print(encode_pretty(end.terminal.result))
     return end.exit_code
+
+
+@contextmanager
+def _interrupts(cancellation: Cancellation, abort: Cancellation) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM cancels the job, the next one kills it."""
+
+    def interrupted(*_: object) -> None:
+        # No lock can be held here: only this handler requests, and nobody waits for it.
+        (abort if cancellation.is_requested else cancellation).request()
+
+    before = {number: signal.signal(number, interrupted) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tail(arguments: Arguments) -> int:
+    job_id, first = check_job_id(arguments["ID"]), _whole("--from", arguments["--from"], SEQ_MAX)
+    inbox = JobInbox(job_id)
+    with closing(open_transport(arguments["--broker"])) as transport:
+        for document in transport.follow(job_id, first, threading.Event()):
+            if not inbox.put(decode_event(document)):
+                continue  # at least once, so sometimes again
+            sys.stdout.write(document.decode() + "\n")
+            sys.stdout.flush()
+            if inbox.terminal is not None:
+                return exit_code(inbox.terminal, EXIT_OK)
+    return EXIT_OK
+
+
+def _cancel(arguments: Arguments) -> int:
+    job_id = check_job_id(arguments["ID"])
+    with closing(open_transport(arguments["--broker"])) as transport:
+        transport.cancel(job_id, "cancelled by agentbus job cancel")
+    return EXIT_OK
 
 
 def _receive(arguments: Arguments) -> int:
@@ -53,7 +103,7 @@ def _receive(arguments: Arguments) -> int:
     with CallbackReceiver(
         secret,
         host=arguments["--host"],
-        port=_port(arguments["--port"]),
+        port=_whole("--port", arguments["--port"], PORT_MAX),
         welcome=None if wanted is not None else _print_all,
     ) as receiver:
         inbox = receiver.expect(check_job_id(wanted)) if wanted is not None else None
@@ -94,9 +144,9 @@ def _print_line(arrival: Arrival) -> None:
     sys.stdout.flush()
 
 
-def _port(given: str | None) -> int:
+def _whole(option: str, given: str | None, maximum: int) -> int:
     if given is None:
         return 0
-    if given.isascii() and given.isdigit() and int(given[:6]) <= PORT_MAX:
+    if given.isascii() and given.isdigit() and len(given) < 17 and int(given) <= maximum:
         return int(given)
-    raise ValidationError(f"--port must be 0 to {PORT_MAX}, not {given!r}")
+    raise ValidationError(f"{option} must be 0 to {maximum}, not {given!r}")

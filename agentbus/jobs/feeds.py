@@ -23,6 +23,7 @@ from agentbus.jobs.inbox import JobInbox
 POLL_S: Final = 0.02
 """How often a file is looked at."""
 
+_BLOCK_BYTES: Final = 64 * 1024
 SETTLE_S: Final = 2.0
 """How long after its end a tool's last events may be on their way."""
 
@@ -117,7 +118,7 @@ class FileFeed:
         self._log = log
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._read, name="job events", daemon=True)
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = _end_of_lines(path)
 
     def start(self, stdout: IO[bytes] | None) -> None:
         self._thread.start()
@@ -238,6 +239,23 @@ def _take(
         inbox.put(event)
     except BusError as error:
         log(f"refused: {error.message}")
+
+
+def _end_of_lines(path: Path) -> int:
+    """Behind the last whole line: what stands after it is dropped by the next writer."""
+    try:
+        with path.open("rb") as file:
+            position = file.seek(0, os.SEEK_END)
+            while position > 0:
+                start = max(0, position - _BLOCK_BYTES)
+                file.seek(start)
+                found = file.read(position - start).rfind(b"\n")
+                if found >= 0:
+                    return start + found + 1
+                position = start
+    except FileNotFoundError:
+        pass
+    return 0
 
 
 def variables(feed: Feed, job_id: str, prefix: str) -> dict[str, str]:

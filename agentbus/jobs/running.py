@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Final
 
 from agentbus.clock import Clock, SystemClock
 from agentbus.errors import NotFoundError
+from agentbus.jobs.emitter import Cancellation
 from agentbus.jobs.events import CANCELLED, LOST, Failed, Succeeded, Terminal, timestamp
 from agentbus.jobs.feeds import open_feed, variables
 from agentbus.jobs.inbox import Arrival, JobInbox
@@ -38,6 +38,7 @@ LINGER_S: Final = 10.0
 """How long a tool may still run after its terminal event, or after it was told to end."""
 
 _LOOK_S: Final = 0.05
+_STDERR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +69,34 @@ def run_job(
     show: Callable[[Arrival], None],
     log: Callable[[str], None],
     prefix: str = PREFIX,
+    cancellation: Cancellation | None = None,
+    abort: Cancellation | None = None,
     clock: Clock | None = None,
 ) -> JobEnd:
     """Run the tool to its end. `show` is called with each event, here; `log`, on any thread, with
     lines that are none.
 
-    KeyboardInterrupt cancels the job and goes on waiting; a second one kills it.
+    Once `cancellation` is requested the job is told, and has `LINGER_S` to end; once `abort` is,
+    the tool is killed.
     """
+    cancellation, abort = cancellation or Cancellation(), abort or Cancellation()
     inbox = JobInbox(job_id)
     feed = open_feed(sink, inbox, log)
     tool = _Tool(command, variables(feed, job_id, prefix), feed.reads_stdout)
     feed.start(tool.process.stdout if feed.reads_stdout else None)
-    was_cancelled = False
+    was_told = False
     try:
         while tool.process.poll() is None:
-            try:
-                arrival = inbox.next(_LOOK_S)
-                if arrival is not None:
-                    show(arrival)
-                elif inbox.terminal is not None:
-                    tool.end_within(LINGER_S)
-            except KeyboardInterrupt:
-                if was_cancelled:
-                    tool.kill()
-                    continue
-                was_cancelled = True
+            arrival = inbox.next(_LOOK_S)
+            if arrival is not None:
+                show(arrival)
+            if abort.is_requested:
+                tool.kill()
+            if cancellation.is_requested and not was_told:
+                was_told = True
                 if not feed.cancel():
                     tool.terminate()
+            if was_told or (arrival is None and inbox.terminal is not None):
                 tool.end_within(LINGER_S)
         status = tool.process.wait()
     finally:
@@ -105,7 +107,8 @@ def run_job(
     terminal = inbox.terminal
     if terminal is None:
         now = timestamp((clock or SystemClock()).wall_us())
-        terminal = _lost(job_id, inbox, status, now, was_cancelled=was_cancelled)
+        code = CANCELLED if cancellation.is_requested else LOST
+        terminal = _lost(job_id, inbox, status, now, code)
         show(Arrival(terminal))
     return JobEnd(terminal, status)
 
@@ -122,7 +125,7 @@ class _Tool:
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if reads_stdout else sys.stderr.fileno(),
+                stdout=subprocess.PIPE if reads_stdout else _STDERR,
                 process_group=0,
             )
         except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
@@ -152,13 +155,13 @@ class _Tool:
             self.process.wait()
 
 
-def _lost(job_id: str, inbox: JobInbox, status: int, now: str, *, was_cancelled: bool) -> Failed:
+def _lost(job_id: str, inbox: JobInbox, status: int, now: str, code: str) -> Failed:
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
     return Failed(
         job_id=job_id,
         seq=inbox.next_seq,
         ts=now,
-        code=CANCELLED if was_cancelled else LOST,
+        code=code,
         message=f"the tool ended without a terminal event, with {how}",
         synthetic=True,
     )

@@ -33,6 +33,8 @@ RUN_ELSEWHERE = {
     "agentbus job run --sink callback --prefix COUNTER_ -- python -m my_tool": (
         "tests/jobs/test_running.py"
     ),
+    "agentbus job tail cake --broker nats://127.0.0.1:4222": "tests/jobs/test_running.py",
+    "agentbus job cancel cake --broker nats://127.0.0.1:4222": "tests/jobs/test_running.py",
     "agentbus job receive --job cake": "tests/jobs/test_running.py",
     **dict.fromkeys(SHOWN, "tests/cli/test_install.py"),
 }

@@ -21,31 +21,11 @@ from agentbus.jobs.events import Accepted, Warned, decode_event, encode_event, i
 from agentbus.jobs.inbox import JobInbox
 from agentbus.jobs.sinks.broker import BrokerSink
 from tests.eventually import eventually
+from tests.jobs.many import TOOL, measure
 from tests.jobs.servers import Server, free_port
 
 TS = "2026-01-02T03:04:05.678Z"
 WITHIN_S = 50.0
-
-TOOL = """
-import sys
-from agentbus.jobs import JobEmitter
-from agentbus.jobs.brokers import open_transport
-from agentbus.jobs.sinks.broker import BrokerSink
-url, job_id, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-with JobEmitter(BrokerSink(open_transport(url), job_id), job_id) as job:
-    job.accepted("u")
-    for number in range(count):
-        job.progress("count", message=str(number))
-    job.succeeded(count)
-"""
-
-PARENT = """
-import sys, threading
-from agentbus.jobs.brokers import open_transport
-transport = open_transport(sys.argv[1])
-for event in transport.follow(sys.argv[2], 0, threading.Event()):
-    print(len(event), flush=True)
-"""
 
 
 @pytest.fixture
@@ -130,20 +110,9 @@ def test_readers_that_come_early_late_and_in_between_read_the_same(
     assert seen == {name: list(range(502)) for name in ("early", "between", "late")}
 
 
-def test_a_parent_that_is_killed_in_the_middle_takes_nothing_with_it(
-    broker: Server, job_id: str
-) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, broker.url, job_id], stdout=subprocess.PIPE
-    )
-    tool = subprocess.Popen([sys.executable, "-c", TOOL, broker.url, job_id, "1000"])
-    assert parent.stdout is not None
-    assert parent.stdout.readline()  # it has begun to read
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert tool.wait(WITHIN_S) == 0
-    assert [event.seq for event in read_to_end(broker, job_id)] == list(range(1002))
+def test_a_parent_that_is_killed_in_the_middle_takes_nothing_with_it(broker: Server) -> None:
+    figures = measure(broker.url, 1000, WITHIN_S)
+    assert figures.seqs == list(range(1002))
 
 
 def test_a_broker_that_is_killed_and_comes_back_has_lost_nothing(

@@ -22,6 +22,7 @@ from agentbus.jobs.running import JobEnd, exit_code, run_job
 from agentbus.jobs.sinks.callback import CallbackSink
 from tests.bus_fixture import ROOT
 from tests.eventually import eventually
+from tests.jobs.servers import Server
 
 PUPPET = [sys.executable, "-m", "tests.jobs.puppet"]
 COMMAND_S = 50
@@ -301,6 +302,62 @@ def test_receive_without_a_job_takes_all_until_it_is_interrupted() -> None:
         assert jobs == {"one", "two"}
         running.send_signal(signal.SIGINT)
         assert running.wait(COMMAND_S) == 0
+
+
+def test_tail_and_cancel_reach_a_job_on_a_broker(broker: Server) -> None:
+    job_id = f"job-{uuid.uuid4()}"
+    at = [job_id, "--broker", broker.url]
+    environment = {
+        **os.environ,
+        "AGENTBUS_TRANSPORT": "broker",
+        "AGENTBUS_BROKER_URL": broker.url,
+        "AGENTBUS_JOB_ID": job_id,
+    }
+    tool = subprocess.Popen(
+        [*PUPPET, "accepted", "progress", "await-cancel"], cwd=ROOT, env=environment
+    )
+    assert agentbus_job("cancel", *at).returncode == 0
+    assert tool.wait(COMMAND_S) == 0
+    shown = agentbus_job("tail", *at)
+    assert types(shown.stdout) == ["accepted", "progress", "failed"]
+    assert shown.returncode == 1
+    later = agentbus_job("tail", *at, "--from", "2")
+    assert [decode_event(line).seq for line in later.stdout.splitlines()] == [2]
+
+
+def agentbus_job(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agentbus", "job", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tail", "j", "--broker", "http://a/"),
+        ("tail", "j", "--broker", "nats://127.0.0.1:1", "--from", "-1"),
+        ("tail", "j"),
+        ("cancel", "a/b", "--broker", "nats://127.0.0.1:1"),
+        ("receive", "--port", "65536"),
+        ("receive", "--job", "a/b"),
+        ("run",),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: tuple[str, ...]) -> None:
+    refused = agentbus_job(*arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("agentbus: ")
+
+
+def test_a_shared_file_that_ends_within_a_line_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "events.ndjson"
+    path.write_bytes(b'{"an":"earlier line"}\n{"torn' + b"x" * 200_000)
+    events, _ = followed("accepted", "progress", "succeeded", sink=f"file:{path}")
+    assert [event.TYPE for event in events] == ["accepted", "progress", "succeeded"]
 
 
 def test_a_parent_that_is_killed_leaves_a_tool_that_goes_on(tmp_path: Path) -> None:
