@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
 from agentbus.cli.job_view import JobView, PlainView, view
-from agentbus.encoding import encode_pretty
+from agentbus.cli.output import print_json
 from agentbus.errors import ValidationError
 from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.emitter import Cancellation
@@ -53,7 +53,7 @@ def _run(arguments: Arguments) -> int:
             abort=abort,
         )
     if isinstance(end.terminal, Succeeded) and not arguments["--ndjson"]:
-        print(encode_pretty(end.terminal.result))
+        print_json(end.terminal.result)
     return end.exit_code
 
 

@@ -171,14 +171,9 @@ def test_a_gap_in_the_sequence_is_shown() -> None:
     assert ran.returncode == 0
 
 
-def test_a_tool_that_cannot_be_started_is_said() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "agentbus", "job", "run", "--", "no-such-tool"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-    )
+@pytest.mark.parametrize("sink", ["events", "file", "callback"])
+def test_a_tool_that_cannot_be_started_is_said(sink: str) -> None:
+    ran = agentbus_job("run", "--sink", sink, "--", "no-such-tool")
     assert ran.returncode == 1
     assert "no-such-tool" in ran.stderr
 
