@@ -126,9 +126,7 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
     def accepted(self, url: str) -> Accepted:
         """The job has begun. First, once. Credentials inside the URL are redacted."""
         return self._emit(
-            lambda seq, ts: Accepted(
-                job_id=self.job_id, seq=seq, ts=ts, url=self._redactor(url) or "(empty)"
-            )
+            lambda seq, ts: Accepted(job_id=self.job_id, seq=seq, ts=ts, url=self._redactor(url))
         )
 
     def progress(
