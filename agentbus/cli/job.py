@@ -6,6 +6,7 @@ Owns what goes where: the result (or every event) to stdout, all else to stderr.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import threading
@@ -61,11 +62,16 @@ def _run(arguments: Arguments) -> int:
 def _interrupts(cancellation: Cancellation, abort: Cancellation) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM cancels the job, the next one kills it."""
 
-    def interrupted(*_: object) -> None:
-        # No lock can be held here: only this handler requests, and nobody waits for it.
-        (abort if cancellation.is_requested else cancellation).request()
+    # The one thing that a handler may do whatever it interrupts, itself included.
+    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    before = {number: signal.signal(number, interrupted) for number in _INTERRUPTS}
+    def ask() -> None:
+        for wish in (cancellation, abort):
+            arrived.get()
+            wish.request()
+
+    threading.Thread(target=ask, name="interrupts", daemon=True).start()
+    before = {number: signal.signal(number, lambda *_: arrived.put(None)) for number in _INTERRUPTS}
     try:
         yield
     finally:
