@@ -6,6 +6,7 @@ Owns what goes where: the result (or every event) to stdout, all else to stderr.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from contextlib import closing, contextmanager
 
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
 from agentbus.cli.job_view import JobView, PlainView, view
-from agentbus.encoding import encode_pretty
+from agentbus.cli.output import print_json
 from agentbus.errors import ValidationError
 from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.emitter import Cancellation
@@ -53,7 +54,7 @@ def _run(arguments: Arguments) -> int:
             abort=abort,
         )
     if isinstance(end.terminal, Succeeded) and not arguments["--ndjson"]:
-        print(encode_pretty(end.terminal.result))
+        print_json(end.terminal.result)
     return end.exit_code
 
 
@@ -61,11 +62,16 @@ def _run(arguments: Arguments) -> int:
 def _interrupts(cancellation: Cancellation, abort: Cancellation) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM cancels the job, the next one kills it."""
 
-    def interrupted(*_: object) -> None:
-        # No lock can be held here: only this handler requests, and nobody waits for it.
-        (abort if cancellation.is_requested else cancellation).request()
+    # The one thing that a handler may do whatever it interrupts, itself included.
+    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    before = {number: signal.signal(number, interrupted) for number in _INTERRUPTS}
+    def ask() -> None:
+        for wish in (cancellation, abort):
+            arrived.get()
+            wish.request()
+
+    threading.Thread(target=ask, name="interrupts", daemon=True).start()
+    before = {number: signal.signal(number, lambda *_: arrived.put(None)) for number in _INTERRUPTS}
     try:
         yield
     finally:

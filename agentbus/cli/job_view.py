@@ -38,7 +38,9 @@ class PlainView:
             self.log(line)
 
     def log(self, line: str) -> None:
-        print(for_terminal(line, LINE_CHARACTERS), file=sys.stderr, flush=True)
+        # In one write, because the tool writes to the same place.
+        sys.stderr.write(for_terminal(line, LINE_CHARACTERS) + "\n")
+        sys.stderr.flush()
 
 
 class BarView:

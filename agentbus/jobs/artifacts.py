@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.jobs.errors import DeliveryRefusedError, IntegrityError, SinkError
-from agentbus.jobs.events import ArtifactRef, artifact_data, parse_artifact
+from agentbus.jobs.events import ArtifactRef, artifact_data, check_content_type, parse_artifact
 from agentbus.jobs.http import Judge, NoAnswerError, exchange, parse_url, refuse_metadata
 
 BLOCK_BYTES: Final = 256 * 1024
@@ -123,6 +123,7 @@ def upload(
     said another one. Raises SinkError.
     """
     target = parse_url(put_url, "the upload URL")
+    check_content_type(content_type)
     sha256, md5, size_bytes = _hashes(source)
     headers = {
         "content-type": content_type,

@@ -117,7 +117,7 @@ def attempt(to: Destination, job_id: str, seq: int, body: bytes, now_s: int) -> 
             why = f"{to.target.authority} answered {response.status}"
             if response.status in _RETRIED or response.status >= 500:
                 return NotNow(why, _retry_after_ms(response.headers, now_s))
-            return Refused(why + _words(next(iter(response.chunks), b"")))
+            return Refused(why + _words(response.glimpse()))
     except DeliveryRefusedError as error:
         return Refused(error.message)
     except NoAnswerError as error:

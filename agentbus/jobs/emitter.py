@@ -7,6 +7,7 @@ numbered and handed over one at a time.
 
 from __future__ import annotations
 
+import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -69,13 +70,17 @@ class Cancellation:
 
     def on_signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Let a signal ask, too; where a handler can be set, which is on the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        # The one thing that a handler may do whatever it interrupts, be it `wait` or itself.
+        arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+        signal.signal(number, lambda *_: arrived.put(None))
 
-        def ask(*_: object) -> None:
-            # On a thread: the main one may be inside `wait`, with the lock that `request` takes.
-            threading.Thread(target=self.request, args=(f"signal {number.name}",)).start()
+        def ask() -> None:
+            arrived.get()
+            self.request(f"signal {number.name}")
 
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(number, ask)
+        threading.Thread(target=ask, name="signal", daemon=True).start()
 
     def check(self) -> None:
         """Raises JobCancelledError when it was requested."""
@@ -126,9 +131,7 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
     def accepted(self, url: str) -> Accepted:
         """The job has begun. First, once. Credentials inside the URL are redacted."""
         return self._emit(
-            lambda seq, ts: Accepted(
-                job_id=self.job_id, seq=seq, ts=ts, url=self._redactor(url) or "(empty)"
-            )
+            lambda seq, ts: Accepted(job_id=self.job_id, seq=seq, ts=ts, url=self._redactor(url))
         )
 
     def progress(

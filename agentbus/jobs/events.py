@@ -52,6 +52,7 @@ LOST: Final = "lost"
 """Code of the failure that is written for a job which ended without a terminal event."""
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
+_VISIBLE: Final = re.compile(r"[!-~]+")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -244,10 +245,18 @@ def parse_event(data: Any) -> Event:
 
 
 def check_job_id(value: Any) -> str:
-    """1 to 124 bytes of printable text without blanks and slashes: it names channels and paths."""
+    """1 to 124 visible ASCII characters, no slash: it names channels, paths and header values."""
     text = _text("job_id", JOB_ID_BYTES)(value)
-    if "/" in text or not text.isprintable() or any(map(str.isspace, text)) or text in (".", ".."):
-        _refuse("job_id", "printable text without blanks or slashes", value)
+    if not _VISIBLE.fullmatch(text) or "/" in text or text in (".", ".."):
+        _refuse("job_id", "visible ASCII characters without slashes", value)
+    return text
+
+
+def check_content_type(value: Any) -> str:
+    """Up to 128 printable ASCII characters: it goes into a header."""
+    text = _text("content_type", WORD_BYTES)(value)
+    if not text.isascii() or not text.isprintable():
+        _refuse("content_type", "printable ASCII characters", value)
     return text
 
 
@@ -359,7 +368,7 @@ def parse_artifact(data: Any) -> ArtifactRef:
         uri=fields.take("uri", _text("uri", ADDRESS_BYTES)),
         sha256=fields.take("sha256", _sha256),
         bytes=fields.take("bytes", _whole("bytes", SEQ_MAX)),
-        content_type=fields.take("content_type", _text("content_type", WORD_BYTES)),
+        content_type=fields.take("content_type", check_content_type),
     )
     fields.end()
     return ref

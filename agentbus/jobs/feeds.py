@@ -37,8 +37,12 @@ class Feed(Protocol):
     reads_stdout: bool
     """Whether the tool's standard output carries events; else it is a log."""
 
-    def start(self, stdout: IO[bytes] | None) -> None:
-        """Begin to read; `stdout` is the tool's where `reads_stdout`."""
+    def start(self) -> None:
+        """Begin to read, before the tool begins to write."""
+        ...
+
+    def attach(self, stdout: IO[bytes]) -> None:
+        """The tool's standard output; called where `reads_stdout`."""
         ...
 
     def finish(self) -> None:
@@ -79,8 +83,10 @@ class PipeFeed:
         self._log = log
         self._thread: threading.Thread | None = None
 
-    def start(self, stdout: IO[bytes] | None) -> None:
-        assert stdout is not None
+    def start(self) -> None:
+        """Nothing to read before there is a tool."""
+
+    def attach(self, stdout: IO[bytes]) -> None:
         self._thread = threading.Thread(
             target=self._read, args=(stdout,), name="job events", daemon=True
         )
@@ -120,8 +126,11 @@ class FileFeed:
         self._thread = threading.Thread(target=self._read, name="job events", daemon=True)
         self._offset = _end_of_lines(path)
 
-    def start(self, stdout: IO[bytes] | None) -> None:
+    def start(self) -> None:
         self._thread.start()
+
+    def attach(self, stdout: IO[bytes]) -> None:
+        """What the tool prints is a log."""
 
     def finish(self) -> None:
         self._has_ended.set()
@@ -170,8 +179,11 @@ class CallbackFeed:
             "CALLBACK_ALLOWED_HOSTS": LOOPBACK,
         }
 
-    def start(self, stdout: IO[bytes] | None) -> None:
+    def start(self) -> None:
         self._receiver.start()
+
+    def attach(self, stdout: IO[bytes]) -> None:
+        """What the tool prints is a log."""
 
     def finish(self) -> None:
         self._receiver.close()  # a request that was answered is in the inbox
@@ -193,8 +205,11 @@ class BrokerFeed:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="job events", daemon=True)
 
-    def start(self, stdout: IO[bytes] | None) -> None:
+    def start(self) -> None:
         self._thread.start()
+
+    def attach(self, stdout: IO[bytes]) -> None:
+        """What the tool prints is a log."""
 
     def finish(self) -> None:
         deadline_s = time.monotonic() + SETTLE_S

@@ -73,6 +73,13 @@ class Response:
     headers: Mapping[str, str]
     chunks: Iterator[bytes]
 
+    def glimpse(self) -> bytes:
+        """The first bytes of the body, for a person; none where they do not come."""
+        try:
+            return next(self.chunks, b"")
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException):
+            return b""
+
     def read(self, max_bytes: int) -> bytes:
         """The whole body. Raises DeliveryRefusedError when it is longer."""
         body = bytearray()

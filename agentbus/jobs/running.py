@@ -82,10 +82,13 @@ def run_job(
     cancellation, abort = cancellation or Cancellation(), abort or Cancellation()
     inbox = JobInbox(job_id)
     feed = open_feed(sink, inbox, log)
-    tool = _Tool(command, variables(feed, job_id, prefix), feed.reads_stdout)
-    feed.start(tool.process.stdout if feed.reads_stdout else None)
+    feed.start()
+    tool: _Tool | None = None
     was_told = False
     try:
+        tool = _Tool(command, variables(feed, job_id, prefix), feed.reads_stdout)
+        if tool.process.stdout is not None:
+            feed.attach(tool.process.stdout)
         while tool.process.poll() is None:
             arrival = inbox.next(_LOOK_S)
             if arrival is not None:
@@ -100,7 +103,8 @@ def run_job(
                 tool.end_within(LINGER_S)
         status = tool.process.wait()
     finally:
-        tool.kill()
+        if tool is not None:
+            tool.kill()
         feed.finish()
     while arrival := inbox.next(0):
         show(arrival)

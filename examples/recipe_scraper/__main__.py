@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None, guard: UrlGuard | None = None) -> in
 
 def scrape(arguments: Sequence[str], job: RecipeJob, guard: UrlGuard) -> None:
     """Everything up to the success. Raises ToolError."""
-    if len(arguments) != 1:
+    if len(arguments) != 1 or not arguments[0]:
         raise ToolError("usage", "give exactly one URL")
     (url,) = arguments
     job.accepted(url)

@@ -147,7 +147,7 @@ def test_what_the_page_left_out_is_a_warning(site: ScriptedServer) -> None:
     assert ["yields" in warning.message for warning in warnings] == [True]
 
 
-@pytest.mark.parametrize("arguments", [(), ("http://a/", "http://b/")])
+@pytest.mark.parametrize("arguments", [(), ("",), ("http://a/", "http://b/")])
 def test_without_exactly_one_url_it_is_a_wrong_usage(arguments: tuple[str, ...]) -> None:
     assert told(scraped(*arguments)) == ["usage"]
 

@@ -3,7 +3,7 @@
     python -m tests.jobs.puppet WORD...
 
 A word is an event (`accepted`, `progress`, `warning`, `succeeded`, or the code of a failure) or
-something else to do: `exit:N`, `die`, `hang`, `await-cancel`, `noise`, `gap`.
+something else to do: `exit:N`, `die`, `hang`, `await-cancel`, `noise`, `gap`, `pid:PATH`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from agentbus.jobs import JobEmitter, open_job
@@ -46,6 +47,8 @@ def do(job: JobEmitter[Any, Any, Any], word: str) -> None:
         case "await-cancel":
             assert job.cancellation.wait(50)
             job.failed("cancelled", "as you wish")
+        case "pid":
+            Path(number).write_text(str(os.getpid()))
         case "noise":
             print("\x1b[31mnoise\x1b[0m", flush=True)
         case "gap":

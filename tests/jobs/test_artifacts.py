@@ -176,6 +176,15 @@ def test_a_reference_never_holds_the_signature_of_its_url(source: Path) -> None:
     assert "transfer-encoding" not in got.headers
 
 
+@pytest.mark.parametrize("content_type", ["", "a\r\nx: y", "é", "x" * 129])
+def test_a_content_type_that_is_no_header_is_refused_before_anything_is_sent(
+    source: Path, content_type: str
+) -> None:
+    with ScriptedServer() as server, pytest.raises(ValidationError):
+        upload(server.url, source, content_type)
+    assert server.got == []
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

@@ -206,12 +206,14 @@ def test_only_a_cancel_is_a_cancel(document: bytes) -> None:
 def test_a_broker_that_is_not_there_is_said_in_bounded_time(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_jetstream, "PUBLISH_S", 0.5)
+    monkeypatch.setattr(nats_jetstream, "PATIENCE_S", 0.5)
     monkeypatch.setattr(nats_jetstream, "CONNECT_S", 0.5)
     monkeypatch.setattr(redis_streams, "RETRIES", 2)
     transport = open_transport(f"{scheme}://127.0.0.1:{free_port()}")
     with pytest.raises(SinkError, match="keep event 0"):
         transport.publish("j", 0, b"{}", is_terminal=False)
+    with pytest.raises(SinkError, match="read"):
+        list(transport.follow("j", 0, threading.Event()))
     transport.close()
 
 

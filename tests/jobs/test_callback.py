@@ -177,6 +177,13 @@ def test_anything_else_fails_at_once(status: int) -> None:
     assert not caught.value.retryable
 
 
+def test_a_refusal_stays_one_when_its_body_never_comes() -> None:
+    with ScriptedServer(Answer(400, {"content-length": "10"})) as server:
+        with pytest.raises(DeliveryRefusedError, match="400"):
+            sink(server.url).emit(EVENT)
+        assert len(server.got) == 1
+
+
 def test_a_redirect_to_a_metadata_address_is_not_followed() -> None:
     answer = Answer(302, {"location": "http://169.254.169.254/latest/meta-data/"})
     with ScriptedServer(answer) as server, pytest.raises(DeliveryRefusedError, match="302"):

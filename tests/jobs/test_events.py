@@ -107,7 +107,8 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("accepted", {"seq": 1}, {"seq": 1.0}),
     ("accepted", {"seq": 1}, {"seq": True}),
     ("accepted", {"job_id": "j" * JOB_ID_BYTES}, {"job_id": "j" * (JOB_ID_BYTES + 1)}),
-    ("accepted", {"job_id": "ü.:@"}, {"job_id": "a/b"}),
+    ("accepted", {"job_id": "u.:@~!%"}, {"job_id": "a/b"}),
+    ("accepted", {"job_id": "u"}, {"job_id": "ü"}),
     ("accepted", {"job_id": "..."}, {"job_id": ".."}),
     ("accepted", {"job_id": "a-b"}, {"job_id": "a b"}),
     ("accepted", {"job_id": "a"}, {"job_id": "a\n"}),
@@ -124,6 +125,8 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("succeeded", {"artifacts": [ARTIFACT]}, {"artifacts": [{**ARTIFACT, "sha256": "0F" * 32}]}),
     ("succeeded", {"artifacts": [ARTIFACT]}, {"artifacts": [{**ARTIFACT, "sha256": "0f" * 31}]}),
     ("succeeded", {"artifacts": [ARTIFACT]}, {"artifacts": [{**ARTIFACT, "more": 1}]}),
+    ("succeeded", {"artifacts": [ARTIFACT]}, {"artifacts": [{**ARTIFACT, "content_type": "é"}]}),
+    ("succeeded", {"artifacts": [ARTIFACT]}, {"artifacts": [{**ARTIFACT, "content_type": "a\n"}]}),
     ("succeeded", {"result": "x" * (RESULT_BYTES - 2)}, {"result": "x" * (RESULT_BYTES - 1)}),
 ]
 

@@ -171,14 +171,9 @@ def test_a_gap_in_the_sequence_is_shown() -> None:
     assert ran.returncode == 0
 
 
-def test_a_tool_that_cannot_be_started_is_said() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "agentbus", "job", "run", "--", "no-such-tool"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-    )
+@pytest.mark.parametrize("sink", ["events", "file", "callback"])
+def test_a_tool_that_cannot_be_started_is_said(sink: str) -> None:
+    ran = agentbus_job("run", "--sink", sink, "--", "no-such-tool")
     assert ran.returncode == 1
     assert "no-such-tool" in ran.stderr
 
@@ -363,19 +358,14 @@ def test_a_shared_file_that_ends_within_a_line_is_followed(tmp_path: Path) -> No
 def test_a_parent_that_is_killed_leaves_a_tool_that_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "events.ndjson"
     with subprocess.Popen(
-        command("accepted", "await-cancel", sink=f"file:{path}"),
+        command(f"pid:{tmp_path / 'pid'}", "accepted", "await-cancel", sink=f"file:{path}"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline()
-        tool = int(
-            subprocess.run(
-                ["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True
-            ).stdout
-        )
         running.kill()
-    os.kill(tool, signal.SIGTERM)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
     assert eventually(lambda: path.read_bytes().count(b"\n") == 2, COMMAND_S)
     assert decode_event(path.read_bytes().splitlines()[-1]).TYPE == "failed"

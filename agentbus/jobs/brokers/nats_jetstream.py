@@ -29,6 +29,7 @@ from agentbus.jobs.events import decode_event
 try:
     import nats
     from nats.aio.client import Client
+    from nats.aio.msg import Msg
     from nats.errors import Error as NatsError
     from nats.errors import NoRespondersError
     from nats.js import JetStreamContext
@@ -46,8 +47,8 @@ REPEAT_WINDOW_S: Final = 120.0
 
 CONNECT_S: Final = 5.0
 ACKNOWLEDGE_S: Final = 5.0
-PUBLISH_S: Final = 30.0
-"""A publish is repeated for so long; well within the window."""
+PATIENCE_S: Final = 30.0
+"""How long a server may be away: a publish is repeated meanwhile, well within the window."""
 
 GRACE_S: Final = 5.0
 """Beyond its own limits, for a call that the loop's thread answers."""
@@ -74,7 +75,7 @@ class NatsTransport:
     def publish(self, job_id: str, seq: int, event: bytes, *, is_terminal: bool) -> None:
         subject = events_name(_fit(job_id))
         with _errors(f"keep event {seq}"):
-            self._run(self._publish(subject, event, f"{job_id}:{seq}"), PUBLISH_S + CONNECT_S)
+            self._run(self._publish(subject, event, f"{job_id}:{seq}"), PATIENCE_S + CONNECT_S)
 
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
         subject = events_name(_fit(job_id))
@@ -94,7 +95,7 @@ class NatsTransport:
         subject = control_name(_fit(job_id))
         with _errors("keep the cancel"):
             document = encode_cancel(job_id, reason)
-            self._run(self._publish(subject, document, f"{job_id}:cancel"), PUBLISH_S + CONNECT_S)
+            self._run(self._publish(subject, document, f"{job_id}:cancel"), PATIENCE_S + CONNECT_S)
 
     def listen(self, job_id: str, cancelled: Callable[[str], None]) -> None:
         subject = control_name(_fit(job_id))
@@ -135,7 +136,7 @@ class NatsTransport:
         return self._client.jetstream(timeout=ACKNOWLEDGE_S)
 
     async def _publish(self, subject: str, payload: bytes, message_id: str) -> None:
-        deadline_s = time.monotonic() + PUBLISH_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 stream = await self.jetstream()
@@ -177,22 +178,27 @@ class _Reader:
         self._transport = transport
         self._subject = subject
         self._last = 0
+        self._answered_s = time.monotonic()
         self._consumer: JetStreamContext.PullSubscription | None = None
 
     async def read(self) -> list[bytes]:
-        """What has come; none after a moment without any."""
+        """What has come; none after a moment without any, also while the server is away.
+
+        Raises when it has been away for `PATIENCE_S`.
+        """
         try:
             if self._consumer is None:
                 self._consumer = await self._begin()
-            messages = await self._consumer.fetch(_READ_EVENTS, timeout=LOOK_S)
-        except TimeoutError:
-            await self._check()
-            return []
+            messages = await self._fetch(self._consumer)
         except (NatsError, OSError):
-            self._consumer = None
+            self._consumer = None  # a server that came back may have forgotten it
+            if time.monotonic() - self._answered_s > PATIENCE_S:
+                raise
             await asyncio.sleep(_PAUSE_S)
-            raise
-        self._last = messages[-1].metadata.sequence.stream
+            return []
+        self._answered_s = time.monotonic()
+        if messages:
+            self._last = messages[-1].metadata.sequence.stream
         return [message.data for message in messages]
 
     async def close(self) -> None:
@@ -209,16 +215,12 @@ class _Reader:
         )
         return await stream.pull_subscribe(self._subject, durable=None, config=config)
 
-    async def _check(self) -> None:
-        """A server that came back without our consumer answers nothing, like one without news."""
-        if self._consumer is None:
-            return
+    async def _fetch(self, consumer: JetStreamContext.PullSubscription) -> list[Msg]:
         try:
-            await self._consumer.consumer_info()
-        except NotFoundError:
-            self._consumer = None
-        except (NatsError, OSError):
-            pass  # between two servers
+            return await consumer.fetch(_READ_EVENTS, timeout=LOOK_S)
+        except TimeoutError:
+            await consumer.consumer_info()  # silence is also what a server without it answers
+            return []
 
 
 async def _ensure_stream(stream: JetStreamContext) -> None:
