@@ -6,13 +6,12 @@ attachment's thread, as events may be large.
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import replace
 
-from agentbus.errors import ForbiddenError, ValidationError
+from agentbus.errors import ForbiddenError
 from agentbus.identity import SessionIdentity
 from agentbus.jobs.delivery import destination
-from agentbus.jobs.events import event_data, parse_event
+from agentbus.jobs.events import check_job_id, event_data, parse_event
 from agentbus.protocol.jobs import EmitJobEvent, JobEventFrame
 
 APPLICATION = "job"
@@ -26,14 +25,9 @@ def emission(frame: JobEventFrame, identity: SessionIdentity) -> EmitJobEvent:
             f"job_event: only a session of the application {APPLICATION!r} emits events, of the "
             "job that its conversation names"
         )
-    job_id = identity.conversation
+    job_id = check_job_id(identity.conversation)
     event = parse_event(frame.event)
     if event.job_id != job_id:
-        if unicodedata.normalize("NFC", event.job_id) == job_id:
-            raise ValidationError(
-                f"job_event: the job id {event.job_id!r} is not in the form NFC of Unicode, in "
-                "which channels are named; choose another"
-            )
         event = replace(event, job_id=job_id, source_job_id=event.job_id)
     if frame.callback is not None:
         callback = frame.callback

@@ -22,8 +22,9 @@ Usage:
   agentbus wait [--channel NAME]... [--timeout SECONDS] [--session ID] [--hook]
   agentbus hook EVENT [--harness NAME]
   agentbus job run [--sink SINK] [--prefix PREFIX] [--job ID] [--ndjson] [--] COMMAND [ARGUMENT]...
-  agentbus job tail ID --broker URL [--from SEQ]
-  agentbus job cancel ID --broker URL
+  agentbus job tail ID [--broker URL] [--from SEQ]
+  agentbus job list [--open] [--limit N] [--json]
+  agentbus job cancel ID [--broker URL]
   agentbus job receive [--port PORT] [--host HOST] [--job ID]
   agentbus (-h | --help)
   agentbus --version
@@ -37,8 +38,9 @@ Commands:
   wait     Block until a message waits for a conversation; moves no cursor.
   hook     What a harness runs at its events; see agentbus-admin install.
   job run      Run a tool that emits events, show them, print its result; Ctrl-C cancels it.
-  job tail     Print the events of a job on a broker, one a line, from the first one to the end.
-  job cancel   Ask a job on a broker to end.
+  job tail     Print the events of a job, one a line, from the first one to the end.
+  job list     The jobs of the bus, the newest first.
+  job cancel   Ask a job to end.
   job receive  Take callbacks and print their events, one a line; with --job to the end of that
                job. AGENTBUS_CALLBACK_SECRET is their secret.
 
@@ -56,11 +58,14 @@ Options:
   --hook          Answer as a Stop hook of Claude Code: exit 2 begins a turn.
   --harness NAME  claude-code, codex or gemini [default: claude-code].
   --sink SINK     How the tool's events come back: events (on its stdout), file, file:PATH,
-                  callback, redis://..., nats://... [default: events].
+                  callback, agentbus:, redis://..., nats://... [default: events].
   --prefix PREFIX  Of the tool's environment variables [default: AGENTBUS_].
   --job ID        The job's id; a random one if left out.
   --ndjson        Print every event on stdout, one a line, instead of the result.
-  --broker URL    Where the job's events are: redis://..., nats://...
+  --broker URL    Where the job's events are: agentbus:, redis://..., nats://...
+                  [default: agentbus:].
+  --open          Only jobs that have not ended.
+  --limit N       At most so many, 1 to 1000.
   --from SEQ      The first event to print; 0 if left out.
   --port PORT     Where to listen; any free port if left out.
   --host HOST     The address to listen on [default: 127.0.0.1].

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from agentbus.cli.admin.numbers import optional_number
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
 from agentbus.cli.job_view import JobView, PlainView, view
 from agentbus.cli.output import print_json
@@ -36,6 +37,8 @@ def job(arguments: Arguments) -> int:
         return _run(arguments)
     if arguments["tail"]:
         return _tail(arguments)
+    if arguments["list"]:
+        return _list(arguments)
     return _cancel(arguments) if arguments["cancel"] else _receive(arguments)
 
 
@@ -90,6 +93,41 @@ def _tail(arguments: Arguments) -> int:
             sys.stdout.flush()
             if inbox.terminal is not None:
                 return exit_code(inbox.terminal, EXIT_OK)
+    return EXIT_OK
+
+
+def _list(arguments: Arguments) -> int:
+    from agentbus.cli.output import console, table
+    from agentbus.cli.running import need_daemon
+
+    asked = {"open": arguments["--open"], "limit": optional_number(arguments, "--limit")}
+    with need_daemon() as daemon:
+        answer = daemon.ask("job_list", params=asked)
+    if arguments["--json"]:
+        print_json(answer)
+        return EXIT_OK
+    jobs, callbacks = answer["jobs"], answer["callbacks"]
+    columns = ("Job", "State", "Code", "Last event", "Opened", "Last heard of", "Cancel")
+    console().print(
+        table(
+            f"Jobs ({len(jobs)})",
+            columns,
+            (
+                (
+                    job["job_id"],
+                    job["outcome"] or job["state"],
+                    job["code"],
+                    None if job["last_seq"] < 0 else job["last_seq"],
+                    job["opened_at"],
+                    job["last_event_at"],
+                    job["cancel"],
+                )
+                for job in jobs
+            ),
+        )
+    )
+    if callbacks["pending"] or callbacks["dead"]:
+        print(f"Callbacks: {callbacks['pending']} waiting, {callbacks['dead']} given up")
     return EXIT_OK
 
 

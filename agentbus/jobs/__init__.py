@@ -1,7 +1,7 @@
 """The event stream of a tool call: for tools that emit it and parents that follow it.
 
 What a tool needs is importable from here; the rest stands in the modules: artifacts, the receiver
-of callbacks, following a job. Nothing here needs a daemon.
+of callbacks, following a job. Nothing here needs a daemon, but the broker `agentbus:`.
 """
 
 from __future__ import annotations

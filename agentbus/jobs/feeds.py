@@ -12,12 +12,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Final, Protocol
 
 from agentbus.errors import BusError, ValidationError
 from agentbus.jobs.brokers import SCHEMES, open_transport
-from agentbus.jobs.events import EVENT_BYTES, decode_event
+from agentbus.jobs.events import EVENT_BYTES, Failed, decode_event, encode_event
 from agentbus.jobs.inbox import JobInbox
 
 POLL_S: Final = 0.02
@@ -51,6 +52,10 @@ class Feed(Protocol):
 
     def cancel(self) -> bool:
         """Tell the tool to end, where the feed has a way back; whether it has."""
+        ...
+
+    def lost(self, event: Failed) -> None:
+        """After `finish`: the tool left no terminal event. This one is for others who follow."""
         ...
 
 
@@ -99,6 +104,9 @@ class PipeFeed:
     def cancel(self) -> bool:
         return False
 
+    def lost(self, event: Failed) -> None:
+        """Nobody else reads it."""
+
     def _read(self, stdout: IO[bytes]) -> None:
         with stdout:
             while line := stdout.readline(EVENT_BYTES + 1):
@@ -140,6 +148,9 @@ class FileFeed:
 
     def cancel(self) -> bool:
         return False
+
+    def lost(self, event: Failed) -> None:
+        """Nobody else reads it."""
 
     def _read(self) -> None:
         while True:
@@ -191,6 +202,9 @@ class CallbackFeed:
     def cancel(self) -> bool:
         return False
 
+    def lost(self, event: Failed) -> None:
+        """Nobody else reads it."""
+
 
 class BrokerFeed:
     """A broker, from the first event on."""
@@ -201,6 +215,7 @@ class BrokerFeed:
         self.environment: Mapping[str, str] = {"TRANSPORT": "broker", "BROKER_URL": url}
         self._inbox = inbox
         self._log = log
+        self._url = url
         self._transport = open_transport(url)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="job events", daemon=True)
@@ -225,6 +240,14 @@ class BrokerFeed:
             self._log(error.message)
             return False
         return True
+
+    def lost(self, event: Failed) -> None:
+        try:
+            with closing(open_transport(self._url)) as transport:
+                document = encode_event(event)
+                transport.publish(event.job_id, event.seq, document, is_terminal=True)
+        except BusError as error:  # then their deadlines tell them
+            self._log(error.message)
 
     def _read(self) -> None:
         while not self._stop.is_set():

@@ -114,6 +114,7 @@ def run_job(
         code = CANCELLED if cancellation.is_requested else LOST
         terminal = _lost(job_id, inbox, status, now, code)
         show(Arrival(terminal))
+        feed.lost(terminal)
     return JobEnd(terminal, status)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.jobs.servers import Server, nats_server, redis_server, s3_server
+from tests.jobs.servers import Server, bus_server, nats_server, redis_server, s3_server
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,13 @@ def s3() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=["nats", "redis"])
+@pytest.fixture(scope="module")
+def bus() -> Iterator[Server]:
+    with bus_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["nats", "redis", "bus"])
 def broker(request: pytest.FixtureRequest) -> Server:
     """One of the brokers."""
     server: Server = request.getfixturevalue(request.param)

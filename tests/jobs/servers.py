@@ -1,4 +1,4 @@
-"""The other ends of jobs, as real servers: HTTP that does as it is told, NATS, Redis, S3."""
+"""The other ends of jobs, as real servers: HTTP that does as it is told, NATS, Redis, S3, the bus."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentbus.encoding import encode
+from agentbus.launch import ensure_daemon
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
+from agentbus.transport.client import Client
+from agentbus.transport.singleton import DaemonLock, RuntimePaths, holder_pid
 from tests.eventually import eventually
 
 START_S = 30.0
@@ -140,6 +145,61 @@ class Server:
         except OSError:
             return False
         return True
+
+
+class BusServer(Server):
+    """The bus itself, started as tools start it: by whoever needs it first."""
+
+    def start(self) -> None:
+        ensure_daemon(self._paths, self._config_path, deadline_s=START_S).close()
+        eventually(lambda: self._state() == "ready", START_S, what="ready")
+
+    def kill(self) -> None:
+        pid = holder_pid(self._paths.lock)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not DaemonLock(self._paths.lock).held_by_another())
+
+    def stop(self) -> None:
+        """In order, so that its Redis ends too."""
+        with Client.connect(self._paths.socket, START_S) as client:
+            client.request("stop", {}, START_S)
+        eventually(lambda: not DaemonLock(self._paths.lock).held_by_another(), START_S)
+
+    def _state(self) -> object:
+        with Client.connect(self._paths.socket, START_S) as client:
+            return client.request("heartbeat", {}, START_S)["state"]
+
+    @property
+    def _paths(self) -> RuntimePaths:
+        return RuntimePaths(self.folder / "run")
+
+    @property
+    def _config_path(self) -> Path:
+        return self.folder / "config.json"
+
+
+@contextmanager
+def bus_server(**settings: Any) -> Iterator[BusServer]:
+    """A bus of one's own that this process and its children find by its URL."""
+    folder = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
+    values = {
+        "data_directory": str(folder / "data"),
+        "send_messages_per_second": 10_000,
+        "send_kib_per_second": 65_536,
+        **settings,
+    }
+    (folder / "config.json").write_bytes(encode(values))
+    server = BusServer(f"agentbus:{folder}/config.json", [], folder, port=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTBUS_RUNTIME_DIR", str(folder / "run"))
+        try:
+            server.start()
+            yield server
+            server.start()  # where the test has killed it
+            server.stop()
+        finally:
+            shutil.rmtree(folder)
 
 
 def free_port() -> int:

@@ -29,10 +29,10 @@ COMMAND_S = 50
 TS = "2026-01-02T03:04:05.678Z"
 
 
-@pytest.fixture(params=["events", "file", "file:PATH", "callback", "nats", "redis"])
+@pytest.fixture(params=["events", "file", "file:PATH", "callback", "nats", "redis", "bus"])
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Each transport that needs no daemon."""
-    if request.param in ("nats", "redis"):
+    """Each transport."""
+    if request.param in ("nats", "redis", "bus"):
         return str(request.getfixturevalue(request.param).url)
     return str(request.param).replace("PATH", str(tmp_path / "shared.ndjson"))
 
