@@ -62,14 +62,14 @@ class Feed(Protocol):
 def open_feed(sink: str, inbox: JobInbox, log: Callable[[str], None]) -> Feed:
     """`events`, `file`, `file:PATH`, `callback`, or the URL of a broker. `log` is told lines that
     are no events, and why events were refused."""
-    kind, _, rest = sink.partition(":")
+    kind, colon, rest = sink.partition(":")
     if kind == "events" and not rest:
         return PipeFeed(inbox, log)
     if kind == "file":
         return FileFeed(inbox, log, Path(rest) if rest else None)
     if kind == "callback" and not rest:
         return CallbackFeed(inbox)
-    if kind in SCHEMES:
+    if colon and kind in SCHEMES:
         return BrokerFeed(inbox, log, sink)
     raise ValidationError(
         f"there is no sink {sink!r}; known are events, file, file:PATH, callback and the URL of a "
