@@ -1,4 +1,4 @@
-"""The other ends of jobs, as real servers: HTTP that does as it is told, NATS, Redis, S3, the bus."""
+"""The other ends of jobs, as real servers: scripted HTTP, NATS, Redis, S3, the bus itself."""
 
 from __future__ import annotations
 
