@@ -58,7 +58,7 @@ class BusTransport:
     def __init__(self, url: str, callback: JobCallback | None = None) -> None:
         """`callback`: where the bus posts the events of this emitter's job."""
         scheme, _, path = url.partition(":")
-        if scheme != SCHEME or (path and not path.startswith("/")):
+        if scheme != SCHEME or (path and (path[0] != "/" or path[:2] == "//")):
             raise ValidationError(
                 f"the URL of the local bus is {SCHEME}: alone, or with the whole path of a "
                 f"configuration file behind it, not {url[:80]!r}"
