@@ -291,7 +291,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             case JobEventAsked(frame, reply_to):
                 self._require_ready()
                 event = emission(frame, self._bound.identity)
-                make = partial(AppendJobEvent, event, callback=frame.callback)
+                make = partial(AppendJobEvent, event, callback=frame.callback, after=frame.after)
                 self._mutations.submit(event, str(event.event["seq"]), reply_to, make)
             case ReadinessChanged():
                 self._readiness_changed(message)

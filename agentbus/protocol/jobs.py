@@ -64,20 +64,25 @@ class JobCallback:
 
 @dataclass(frozen=True, slots=True)
 class JobEventFrame:
-    """An event as it came: nothing in it is checked. Answered after its commit."""
+    """An event as it came: nothing in it is checked. Answered after its commit.
+
+    `after`: the sequence of the event that must be the last one so far; any if left out.
+    """
 
     attachment: Attachment
     event: Any
     callback: JobCallback | None = None
+    after: int | None = None
 
 
 def parse_job_event(params: Any) -> JobEventFrame:
-    read = Fields("job_event", params, frozenset({"attachment", "event", "callback"}))
+    read = Fields("job_event", params, frozenset({"attachment", "event", "callback", "after"}))
     callback = params.get("callback")
     return JobEventFrame(
         read.attachment(),
         params.get("event"),
         None if callback is None else parse_callback(callback),
+        read.optional_integer("after"),
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.events import decode_event, is_terminal
-from tests.jobs.servers import Server, nats_server, redis_server
+from tests.jobs.servers import Server, bus_server, nats_server, redis_server
 
 TOOL = """
 import sys
@@ -43,6 +43,7 @@ for event in transport.follow(sys.argv[2], 0, threading.Event()):
 """
 
 SERVERS: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+    "agentbus": bus_server,
     "nats": nats_server,
     "redis": redis_server,
 }

@@ -107,18 +107,19 @@ def test_the_repeat_has_the_same_idempotency_key(throw_away: ThrowAwayBus) -> No
         assert server.got[0].body == server.got[1].body
 
 
+@pytest.mark.parametrize("ahead", ["", "?ahead=31"])
 @pytest.mark.parametrize("point", ["before_commit@2", "after_commit@2"])
 def test_an_emitter_goes_on_after_the_daemon_was_killed_around_a_commit(
-    throw_away: ThrowAwayBus, point: str, monkeypatch: pytest.MonkeyPatch
+    throw_away: ThrowAwayBus, point: str, ahead: str
 ) -> None:
     """It starts the next daemon itself, and repeats what nobody acknowledged."""
     bus = throw_away
     bus.environment[VARIABLE] = point
     bus.start()
     job: JobEmitter[Any, Any, Any]
-    with JobEmitter(BrokerSink(open_transport(url(bus)), "cake"), "cake") as job:
+    with JobEmitter(BrokerSink(open_transport(url(bus) + ahead), "cake"), "cake") as job:
         job.accepted("u")
-        for number in range(3):
+        for number in range(60):  # more than one batch, however many are on their way
             job.progress("count", message=str(number))
         job.succeeded(1)
     assert bus.wait_ended() == -signal.SIGKILL
@@ -126,7 +127,7 @@ def test_an_emitter_goes_on_after_the_daemon_was_killed_around_a_commit(
         closing(open_transport(url(bus))) as transport,
         closing(transport.follow("cake", 0, threading.Event())) as follower,
     ):
-        assert [decode_event(next(follower)).seq for _ in range(5)] == list(range(5))
+        assert [decode_event(next(follower)).seq for _ in range(62)] == list(range(62))
     agentbus(bus, "stop")
 
 
@@ -194,7 +195,42 @@ def test_what_the_bus_refuses_is_said_as_what_it_is(shared: ThrowAwayBus) -> Non
             transport.publish("order", 2, large, is_terminal=True)
 
 
-@pytest.mark.parametrize("wrong", ["agentbus:x", "agentbus://h", "agentbus:relative/path"])
+def test_events_ahead_of_their_acknowledgement_keep_their_order(shared: ThrowAwayBus) -> None:
+    """Beyond the rate of a session most of them are refused at first."""
+    job: JobEmitter[Any, Any, Any]
+    with JobEmitter(BrokerSink(open_transport(url(shared) + "?ahead=31"), "many"), "many") as job:
+        job.accepted("u")
+        for number in range(200):  # the rate is 100 a second
+            job.progress("count", message=str(number))
+        job.succeeded(1)
+    with (
+        closing(open_transport(url(shared))) as transport,
+        closing(transport.follow("many", 0, threading.Event())) as follower,
+    ):
+        assert [decode_event(next(follower)).seq for _ in range(202)] == list(range(202))
+
+
+def test_of_events_ahead_none_passes_one_that_is_refused(shared: ThrowAwayBus) -> None:
+    good = b'{"job_id":"ahead","seq":%d,"ts":"2026-01-02T03:04:05.678Z","type":"warning"'
+    good += b',"message":"m"}'
+    with closing(open_transport(url(shared) + "?ahead=31")) as transport:
+        transport.publish("ahead", 0, good % 0, is_terminal=False)
+        transport.publish("ahead", 1, good[:-1] % 1 + b',"other":1}', is_terminal=False)
+        transport.publish("ahead", 2, good % 2, is_terminal=False)
+        with pytest.raises(ValidationError):
+            publish(transport, "ahead", 3, message="m")
+        transport.publish("ahead", 4, good % 4, is_terminal=False)
+        publish(transport, "ahead", 5, message="m")
+    client = shared.client()
+    answer = client.request("job_events", {"job_id": "ahead"}, WITHIN_S)
+    assert [event["seq"] for event in answer["events"]] == [0, 4, 5]
+    assert answer["missing"] == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["agentbus:x", "agentbus://h", "agentbus:relative/path", "agentbus:?ahead=32", "agentbus:?a=1"],
+)
 def test_a_url_that_is_none_of_the_bus_is_refused(wrong: str) -> None:
     with pytest.raises(ValidationError, match="local bus"):
         BusTransport(wrong)

@@ -33,6 +33,7 @@ class Emitting:
         *,
         callback: JobCallback | None = None,
         rate_ok: bool = True,
+        after: int | None = None,
         **fields: Any,
     ) -> AppendJobEvent:
         fields = fields or _FIELDS[kind]
@@ -47,6 +48,7 @@ class Emitting:
             speaker.attachment,
             rate_ok,
             callback=callback,
+            after=after,
         )
 
     def emit(self, seq: int, kind: str = "warning", **fields: Any) -> Done:

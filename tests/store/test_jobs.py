@@ -18,6 +18,7 @@ from agentbus.errors import (
     RateLimitedError,
     StaleAttachmentError,
     TooLargeError,
+    UnavailableError,
     ValidationError,
 )
 from agentbus.store import accounting
@@ -128,6 +129,15 @@ def test_a_gap_is_shown_to_readers_and_never_filled(bus: Bus, job: Emitting) -> 
 def test_a_job_may_begin_beyond_its_first_event(bus: Bus, job: Emitting) -> None:
     job.emit(3)
     assert read(bus)["missing"] == [(0, 2)]
+
+
+def test_an_event_that_names_the_one_before_it_never_passes_it(bus: Bus, job: Emitting) -> None:
+    job.emit(0, "accepted")
+    assert isinstance(job.refused(2, after=1), UnavailableError)
+    job.emit(1, after=0)
+    job.emit(2, after=1)
+    assert job.emit(1, after=0).result["duplicate"]
+    assert read(bus)["seqs"] == [0, 1, 2]
 
 
 # --- the end ---

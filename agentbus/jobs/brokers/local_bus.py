@@ -9,10 +9,13 @@ listens for its cancel.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,9 +33,9 @@ from agentbus.errors import (
 from agentbus.jobs.brokers.base import LOOK_S, REASON_CHARACTERS
 from agentbus.jobs.errors import DeliveryRefusedError, SinkError
 from agentbus.launch import ensure_daemon
-from agentbus.limits import JOB_EVENTS_MAX, PROTOCOL_VERSION
+from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT, JOB_EVENTS_MAX, PROTOCOL_VERSION
 from agentbus.protocol.jobs import JobCallback
-from agentbus.transport.client import Client, NoAnswerError
+from agentbus.transport.client import Asked, Client, NoAnswerError
 from agentbus.transport.singleton import runtime_directory
 
 SCHEME: Final = "agentbus"
@@ -42,28 +45,52 @@ APPLICATION: Final = "job"
 
 START_S: Final = 10.0
 ANSWER_S: Final = 10.0
+AHEAD_MAX: Final = IN_FLIGHT_PER_ATTACHMENT - 1
+"""With the event that is handed over next as many as the daemon takes from one attachment."""
+
 PUBLISH_S: Final = 30.0
 """An event is repeated for so long, through a restart of the daemon too."""
 
 LISTEN_MS: Final = 20_000
 """How long one request for a cancel waits."""
 
+_URL: Final = re.compile(SCHEME + r":(/(?!/)[^?]*)?(?:\?ahead=([0-9]{1,3}))?")
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 
 
+@dataclass(slots=True)
+class _Sent:
+    """An event that is not acknowledged. `before`: the one that must be there; any if None.
+
+    `asked` is there while it is on its way.
+    """
+
+    seq: int
+    event: bytes
+    before: int | None
+    asked: Asked | None = None
+
+
 class BusTransport:
-    """A client of `agentbus:`, or `agentbus:PATH` with the configuration to start a daemon with."""
+    """A client of `agentbus:`, or `agentbus:PATH` with the configuration to start a daemon with.
+
+    With `?ahead=N` behind it up to N events are on their way while the emitter goes on. They come
+    in order, or none after the one that could not be kept; a later `publish` then says so. The
+    terminal event is handed over when all are.
+    """
 
     def __init__(self, url: str, callback: JobCallback | None = None) -> None:
         """`callback`: where the bus posts the events of this emitter's job."""
-        scheme, _, path = url.partition(":")
-        if scheme != SCHEME or (path and (path[0] != "/" or path[:2] == "//")):
+        found = _URL.fullmatch(url)
+        if found is None or int(found[2] or 0) > AHEAD_MAX:
             raise ValidationError(
                 f"the URL of the local bus is {SCHEME}: alone, or with the whole path of a "
-                f"configuration file behind it, not {url[:80]!r}"
+                f"configuration file behind it, then ?ahead=N up to {AHEAD_MAX}, not {url[:80]!r}"
             )
-        self._config_path = Path(path) if path else default_path()
+        self._config_path = Path(found[1]) if found[1] else default_path()
+        self._ahead = int(found[2] or 0)
+        self._on_their_way: deque[_Sent] = deque()
         self._callback = None if callback is None else callback.as_data()
         self._emitter: tuple[Client, list[Any]] | None = None
         self._cancelled: Callable[[str], None] | None = None
@@ -72,23 +99,31 @@ class BusTransport:
         self._listeners: list[threading.Thread] = []
 
     def publish(self, job_id: str, seq: int, event: bytes, *, is_terminal: bool) -> None:
+        before = self._on_their_way[-1].seq if self._on_their_way else None
+        self._on_their_way.append(_Sent(seq, event, before))
+        allowed = 0 if is_terminal else self._ahead
         deadline_s, pause_s = time.monotonic() + PUBLISH_S, _PAUSE_S
         while True:
             try:
-                answer = self._emit(job_id, event)
-                break
+                self._emit(job_id, allowed)
+                return
             except BusError as error:
+                first = self._on_their_way[0].seq
+                is_over = time.monotonic() >= deadline_s
+                self._call_back()
+                if is_over or not error.retryable:
+                    self._on_their_way.clear()
                 if not error.retryable:
-                    raise _refused(error, seq) from None
-                if time.monotonic() >= deadline_s:
-                    raise SinkError(f"the bus did not keep event {seq}: {error.message}") from None
+                    raise _refused(error, first) from None
+                if is_over:
+                    raise SinkError(
+                        f"the bus did not keep event {first}: {error.message}"
+                    ) from None
                 if isinstance(error, NoAnswerError | StaleAttachmentError):
                     self._leave()
                 asked_s = (error.retry_after_ms or 0) / 1000
                 time.sleep(asked_s or pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-        if self._cancelled is not None and "cancel" in answer:
-            self._cancelled(answer["cancel"])
 
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
         with closing(_Reader(self._connect, job_id, from_seq)) as reader:
@@ -131,15 +166,33 @@ class BusTransport:
             raise
         return client
 
-    def _emit(self, job_id: str, event: bytes) -> dict[str, Any]:
+    def _emit(self, job_id: str, allowed: int) -> None:
+        """Send what was not sent, and wait until no more than so many are not acknowledged."""
         if self._emitter is None:
             self._emitter = self._attach(job_id)
         client, attachment = self._emitter
-        frame: dict[str, Any] = {"attachment": attachment, "event": raw(event)}
-        if self._callback is not None:
-            frame["callback"] = self._callback
-        answer: dict[str, Any] = client.request("job_event", frame, ANSWER_S)
-        return answer
+        for sent in self._on_their_way:
+            if sent.asked is None:
+                frame: dict[str, Any] = {"attachment": attachment, "event": raw(sent.event)}
+                if self._callback is not None:
+                    frame["callback"] = self._callback
+                if sent.before is not None:
+                    frame["after"] = sent.before
+                sent.asked = client.begin("job_event", frame, ANSWER_S)
+        while len(self._on_their_way) > allowed:
+            asked = self._on_their_way[0].asked
+            assert asked is not None
+            answer = client.finish(asked, ANSWER_S)
+            self._on_their_way.popleft()
+            if self._cancelled is not None and "cancel" in answer:
+                self._cancelled(answer["cancel"])
+
+    def _call_back(self) -> None:
+        """Everything that is not acknowledged has to be sent again, in order."""
+        for sent in self._on_their_way:
+            if sent.asked is not None and self._emitter is not None:
+                self._emitter[0].give_up(sent.asked)
+            sent.asked = None
 
     def _attach(self, job_id: str) -> tuple[Client, list[Any]]:
         client = self._connect()

@@ -11,7 +11,13 @@ from typing import Any
 
 from agentbus.encoding import encode
 from agentbus.envelope import Body, check_size, encode_envelope
-from agentbus.errors import ConflictError, JobClosedError, NotFoundError, TooLargeError
+from agentbus.errors import (
+    ConflictError,
+    JobClosedError,
+    NotFoundError,
+    TooLargeError,
+    UnavailableError,
+)
 from agentbus.identity import SenderBinding
 from agentbus.ids import MessageId, Sequence, new_id
 from agentbus.rules.jobs import channel_of
@@ -63,6 +69,11 @@ def admit_event(work: Work, change: AppendJobEvent) -> JobRow | Done:
         raise ConflictError(
             f"job {job_id} has come to sequence {job.last_seq}, and there is no event {seq} that "
             "this could repeat: events come in order"
+        )
+    if change.after is not None and change.after != job.last_seq:
+        raise UnavailableError(
+            f"event {change.after} of job {job_id} is to come before this one and is not there; "
+            "emit it first"
         )
     require_rate(change)
     return job

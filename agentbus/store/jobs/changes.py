@@ -29,11 +29,13 @@ class AppendJobEvent(Mutation):
     """The next event of a job; the first one opens it, a terminal one closes it.
 
     Its receipt is the row of the event itself, so a repeat is known as long as the event is kept.
-    `callback`: where this event and all later ones are posted to from now on.
+    `callback`: where this event and all later ones are posted to from now on. `after`: the last one
+    that there must be, so that of several on their way none passes one that was refused.
     """
 
     operation: EmitJobEvent
     callback: JobCallback | None = None
+    after: int | None = None
 
     @property
     def receipt_key(self) -> tuple[str, str]:
