@@ -45,7 +45,7 @@ from actors.timer import Timer, TimerHandle
 from agentbus.clock import Clock
 from agentbus.errors import BusError, StaleAttachmentError, UnavailableError
 from agentbus.identity import Attachment
-from agentbus.ids import AgentId, LeaseToken, MessageId, SessionId, new_id
+from agentbus.ids import AgentId, DeliveryId, LeaseToken, MessageId, SessionId, new_id
 from agentbus.store.peer.changes import (
     ClaimDelivery,
     Claimed,
@@ -122,6 +122,7 @@ class InboxActor(PooledActor[InboxMessage]):
         self._version = 0  # of what is known; grows with each fact
         self._late_version = 0  # when a reply was last found late
         self._loaded = False
+        self._heard: dict[DeliveryId, DeliveryView] = {}  # by facts, until it has loaded
         self._clocks: DeliveryClocks
 
     @property
@@ -212,22 +213,28 @@ class InboxActor(PooledActor[InboxMessage]):
         self._neighbours.ledger.tell(Submit(ListOpenDeliveries(self._agent_id), reply))
 
     def _loaded_as(self, deliveries: tuple[DeliveryView, ...] | None) -> None:
-        """All that was told before is older or the same, as facts are told before answers."""
+        """What was told meanwhile is the same or newer, as facts come before answers."""
         if deliveries is None:
             self._neighbours.timer.deliver_after(RETRY_S, self.address, LoadDue())
             return
+        known = {view.delivery_id: view for view in deliveries} | self._heard
         self._loaded = True
+        self._heard.clear()
         self._version += 1
-        self._queue.load(deliveries)
-        self._clocks.load(deliveries)
+        self._queue.load(known.values())
+        self._clocks.load(known.values())
 
     def _changed(self, view: DeliveryView) -> None:
         self._version += 1
+        if not self._loaded:
+            self._heard[view.delivery_id] = view
         arrived = self._queue.follow(view)
         self._clocks.follow(view, from_disk=not self._loaded)
         if arrived:
-            session_id = view.recipient_session if view.state == "queued" else None
-            self._neighbours.waits.tell(DeliveryArrived(self._agent_id, session_id))
+            news = DeliveryArrived(self._agent_id, freed=True)
+            if view.state == "queued":
+                news = DeliveryArrived(self._agent_id, view.recipient_session)
+            self._neighbours.waits.tell(news)
         if view.sender_agent == self._agent_id:
             if view.reply_state in _LATE:
                 self._late_version = self._version

@@ -6,10 +6,8 @@ from types import TracebackType
 from typing import Any
 
 from agentbus.ids import new_id
-from tests.bus_fixture import BusSession
-
-CLAIM_WITHIN_S = 8.0
-"""Of a delivery that is there already, or nearly."""
+from tests.bus_fixture import ANSWER_WITHIN_S, BusSession
+from tests.eventually import PATIENCE_S
 
 _WITH_OPERATION_ID = ("ack", "human", "describe")
 
@@ -31,7 +29,14 @@ class PeerSession:
             params["token"] = self.token
         if op in _WITH_OPERATION_ID:
             params["operation_id"] = new_id()
-        return self.session.request("peer", **params)
+        within_s = args.get("timeout", 0) + ANSWER_WITHIN_S
+        params["attachment"] = self.session.attachment
+        return self.session.client.request("peer", params, within_s)
+
+    @property
+    def next_number(self) -> int:
+        """Of the next operation, for whoever cancels it."""
+        return self._calls + 1
 
     def ask(self, *to: str, body: str) -> Any:
         """Send a request."""
@@ -39,7 +44,7 @@ class PeerSession:
 
     def claim(self) -> dict[str, Any]:
         """A delivery that must come."""
-        answer = self.peer("wait", timeout=CLAIM_WITHIN_S)
+        answer = self.peer("wait", timeout=PATIENCE_S)
         assert answer["delivery"] is not None, answer
         self.token = answer["token"]
         delivery: dict[str, Any] = answer["delivery"]

@@ -55,7 +55,7 @@ from agentbus.protocol.operations import (
     Receive,
     given_arguments,
 )
-from agentbus.protocol.peer import PeerMemoryContext, PeerOperation
+from agentbus.protocol.peer import PeerMemoryContext, PeerOperation, PeerWait
 
 _log = logging.getLogger(__name__)
 
@@ -357,9 +357,16 @@ class Calls:
         if not with_header:
             return answer(told.body)
         header = call.header().data()
-        if "notices" in told.body:
-            told.body["notices"] = [*header.pop("notices", ()), *told.body["notices"]]
-        return answer(header | told.body)
+        body = header | told.body
+        if isinstance(operation, PeerWait):
+            if told.body["delivery"] is not None or told.body["notices"]:
+                conversation.empty_waits = 0
+            elif operation.timeout > 0:
+                conversation.empty_waits += 1
+            if conversation.empty_waits >= _EMPTY_WAITS_BEFORE_HINT:
+                body["hint"] = polling_hint(call.caller)
+            body["notices"] = [*header.get("notices", ()), *told.body["notices"]]
+        return answer(body)
 
     # --- receive ----------------------------------------------------------------------------------
 

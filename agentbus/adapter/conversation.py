@@ -446,10 +446,18 @@ class Conversation:
         await self._link.attach(known, self)
 
     async def _attach_quietly(self) -> None:
-        try:
-            await self.attach()
-        except BusError as error:
-            _log.info("not attached again: %s", error.message)
+        """As persistent as a call: a daemon that has just started may not take it yet, and a lease
+        is renewed only by who is attached."""
+        retry = Retry(self._link)
+        while self.attachment is None and not self.has_left:
+            try:
+                await self.attach()
+            except BusError as error:
+                try:
+                    await retry.after(error)
+                except BusError:
+                    _log.info("not attached again: %s", error.message)
+                    return
 
     def _attach_ended(self, task: asyncio.Task[None]) -> None:
         self._attaching = None

@@ -187,7 +187,7 @@ _HEADER = {"you": "string", "pending": "integer", "error": "object"}
 
 
 def _output_schema(results: Mapping[str, Any]) -> dict[str, Any]:
-    members = dict(results) | _HEADER
+    members = _HEADER | dict(results)
     return {"type": "object", "properties": {key: {"type": kind} for key, kind in members.items()}}
 
 

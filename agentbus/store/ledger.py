@@ -6,6 +6,8 @@ the disk, never starts a thread; whoever calls it (the ledger actor) is its only
 What may go wrong, and what is then true:
 
 - a change is refused: it has written nothing, its neighbours are not affected;
+- an operation on directed work ends in a pause: that is committed, and its caller is answered by
+  the outcome's `error`;
 - a new mutation does not fit the budget: nothing of it is there, and nothing of those after it;
 - the disk fails before the commit: nothing of the batch is there, every change is refused as
   `unavailable` (as `internal` when the file turns out to be damaged), and the next batch is tried
@@ -264,7 +266,7 @@ class LedgerStore:
         self._largest_batch = max(self._largest_batch, len(batch))
         if self._write_ahead_log.is_full():
             return self._refuse(batch, self._log_full())
-        mutates = any(isinstance(change, Mutation) for change in batch)
+        mutates = any(isinstance(change, Mutation | ClaimDelivery) for change in batch)
         try:
             work, outcomes = self._run(batch)
             work.write_counters()

@@ -105,14 +105,13 @@ def _to_4(connection: sqlite3.Connection) -> None:
         '"reply_due_us" INTEGER, "unanswered_us" INTEGER, "reply_message_id" TEXT, '
         '"late_reply_message_id" TEXT, "cause" TEXT, "cancelled_reason" TEXT)',
         'CREATE INDEX "deliveries_message_id" ON "deliveries" ("message_id")',
-        'CREATE INDEX "delivery_open" ON "deliveries" ("recipient_agent", "sequence") '
+        'CREATE INDEX "delivery_open" ON "deliveries" ("recipient_agent", "state", "sequence") '
         "WHERE \"state\" IN ('queued', 'leased', 'paused')",
-        'CREATE INDEX "delivery_claimed" ON "deliveries" ("recipient_agent") '
-        "WHERE \"state\" IN ('leased', 'paused')",
         'CREATE INDEX "delivery_held" ON "deliveries" ("holder") '
         "WHERE \"holder\" IS NOT NULL AND \"state\" IN ('queued', 'leased', 'paused')",
-        'CREATE INDEX "delivery_late" ON "deliveries" ("sender_agent", "sequence") '
-        "WHERE \"reply_state\" IN ('overdue', 'unanswered')",
+        'CREATE INDEX "delivery_unanswered" '
+        'ON "deliveries" ("sender_agent", "reply_state", "sequence") '
+        "WHERE \"reply_state\" IN ('awaiting', 'overdue', 'unanswered')",
         'CREATE INDEX "deliveries_sequence" ON "deliveries" ("sequence")',
         'CREATE INDEX "deliveries_recipient_agent_sequence" '
         'ON "deliveries" ("recipient_agent", "sequence")',
@@ -126,13 +125,13 @@ def _to_4(connection: sqlite3.Connection) -> None:
         '"decided_by" TEXT, "decided_at_us" INTEGER, "told" INTEGER NOT NULL)',
         'CREATE INDEX "interventions_delivery" ON "interventions" ("delivery")',
         'CREATE TABLE "presented" ("session" TEXT NOT NULL, "message_id" TEXT NOT NULL, '
-        'PRIMARY KEY ("session", "message_id")) WITHOUT ROWID',
+        'PRIMARY KEY ("message_id", "session")) WITHOUT ROWID',
         'CREATE TABLE "notices_shown" ("session" TEXT NOT NULL, "delivery" TEXT NOT NULL, '
-        '"reply_state" TEXT NOT NULL, PRIMARY KEY ("session", "delivery", "reply_state")) '
+        '"reply_state" TEXT NOT NULL, PRIMARY KEY ("delivery", "session", "reply_state")) '
         "WITHOUT ROWID",
         'CREATE TABLE "consultations" ("session" TEXT NOT NULL, "delivery" TEXT NOT NULL, '
         '"requests" INTEGER NOT NULL, "started_at_us" INTEGER NOT NULL, '
-        'PRIMARY KEY ("session", "delivery")) WITHOUT ROWID',
+        'PRIMARY KEY ("delivery", "session")) WITHOUT ROWID',
         'CREATE TABLE "jobs" ("id" TEXT NOT NULL PRIMARY KEY, "channel" INTEGER, '
         '"state" TEXT NOT NULL, "last_seq" INTEGER NOT NULL, "last_event_us" INTEGER NOT NULL, '
         '"opened_at_us" INTEGER NOT NULL, "closed_at_us" INTEGER, "outcome" TEXT, "code" TEXT, '

@@ -129,11 +129,11 @@ def _messages_by_capacity(work: Work, max_rows: int, free_bytes: int) -> Done:
 
 
 def _deliveries(work: Work, max_rows: int) -> Done:
-    """A delivery can be asked about for as long again as its message could be."""
+    """A delivery can be asked about for as long again as its message is retained."""
     oldest = _oldest(work, 1)
-    changed_until_us = over_since_us(work.now_us, work.config.message_retention_hours)
+    made_until_us = over_since_us(work.now_us, 2 * work.config.message_retention_hours)
     removed_rows = remove_deliveries(
-        work, oldest[0][0] if oldest else _NO_MESSAGE, max_rows, changed_until_us
+        work, oldest[0][0] if oldest else _NO_MESSAGE, max_rows, made_until_us
     )
     return Done(PruneResult(removed_rows, removed_rows >= max_rows))
 

@@ -30,6 +30,7 @@ from agentbus.store.changes import (
 from agentbus.store.connection import not_read, open_reader
 from agentbus.store.memories import LAST_OF_DELETED
 from agentbus.store.schema import (
+    IS_OPEN,
     LIVE_MEMORY,
     PLACE,
     Agent,
@@ -222,6 +223,10 @@ _COUNTS = {
         table._meta.table_name: text(table.select(fn.COUNT(SQL("*"))))
         for table in (Agent, Session, Channel, Subscription, Receipt)
     },
+    # With the words of the index, which is short; so is what rests until a person decides.
+    "paused_deliveries": text(
+        Delivery.select(fn.COUNT(SQL("*"))).where(IS_OPEN & (Delivery.state == SQL("'paused'")))
+    ),
 }
 
 
@@ -451,7 +456,10 @@ class Reader:
         return Sequence(self._all(_META, "purged_through")[0][0])
 
     def counts(self) -> dict[str, int]:
-        """Rows per table, for status. Receipts are counted one by one, up to a few milliseconds."""
+        """Rows per table and what waits for people, for status.
+
+        Receipts are counted one by one, up to a few milliseconds.
+        """
         with self._snapshot():
             return {name: int(self._all(sql)[0][0]) for name, sql in _COUNTS.items()}
 

@@ -28,14 +28,14 @@ from actors.pool import Dispatcher
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.timer import Timer
 from agentbus.errors import BusError
-from agentbus.ids import DeliveryId, MessageId, RecoveryEpoch
+from agentbus.ids import AgentId, DeliveryId, MessageId, RecoveryEpoch
 from agentbus.store.changes import Change, Done
 from agentbus.store.ledger import LedgerStore
-from agentbus.store.peer.changes import Claimed
+from agentbus.store.peer.changes import Claimed, ListOpenDeliveries
 from tests.clock import FakeClock
 from tests.probe import Probe, settle
 from tests.store.bus import Bus, config
-from tests.store.peers import Peer
+from tests.store.peers import Peer, delivery
 
 WITHIN_S = 10.0
 
@@ -69,6 +69,7 @@ class PostOffice(Bus):
             self.inboxes.tell,
         )
         start_actor(self._ledger)
+        self._is_fenced = True
         if ready:
             self.unfence()
 
@@ -117,9 +118,11 @@ class PostOffice(Bus):
     def fence(self) -> None:
         """The bus recovers: nothing is accepted."""
         self._epoch += 1
+        self._is_fenced = True
         self._ledger.address.tell(Fence(RecoveryEpoch(self._epoch), 100))
 
     def unfence(self) -> None:
+        self._is_fenced = False
         self._ledger.address.tell(Unfence(RecoveryEpoch(self._epoch)))
 
     # --- time ---
@@ -127,7 +130,11 @@ class PostOffice(Bus):
     def settle(self) -> None:
         """Until everybody has handled what was told, and what followed from it."""
         for _ in range(3):
-            settle(*self.inboxes.addresses(), self._ledger.address, within=WITHIN_S)
+            settle(*self.inboxes.addresses(), within=WITHIN_S)
+            if self._is_fenced:
+                settle(self._ledger.address, within=WITHIN_S)
+            else:  # a commit comes after whatever is in the mailbox, so this is committed with it
+                self.done(ListOpenDeliveries(AgentId("nobody")))
 
     def pass_time(self, seconds: float) -> None:
         """Let it pass; whatever was due by then has been done, and what followed from it."""
@@ -186,3 +193,22 @@ def post_office(folder: Path, **settings: Any) -> Iterator[PostOffice]:
     finally:
         post.close()
     assert not post.crashes, post.crashes
+
+
+def nothing(reply: FutureReply) -> Claimed:
+    """The answer of a wait that brought no delivery."""
+    claimed: Claimed = reply.get(WITHIN_S)
+    assert claimed.delivery is None
+    return claimed
+
+
+def is_open(reply: FutureReply) -> bool:
+    try:
+        reply.get(0)
+    except TimeoutError:
+        return True
+    return False
+
+
+def state(post: PostOffice, delivery_id: str) -> str:
+    return str(delivery(post, delivery_id).state)

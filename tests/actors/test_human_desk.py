@@ -33,6 +33,7 @@ from agentbus.protocol.people import (
 from agentbus.store.changes import BindSession, SessionBound
 from agentbus.store.peer.changes import Decide, PeerMutation
 from agentbus.store.peer.people import PeopleReader
+from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.store.bus import Bus
 
@@ -81,7 +82,7 @@ class Office:
         self.ledger.expect_nothing_of(Submit, through=(self.address,))
 
     def close(self) -> None:
-        stop_actor(self.address, 5.0)
+        stop_actor(self.address, PATIENCE_S)
         self.ledger.stop()
         self.bus.close()
 
@@ -106,7 +107,7 @@ def test_the_first_message_binds_the_persons_session_and_the_next_ones_use_it(
         assert change.rate_ok
         office.nothing_is_submitted()  # one after the other, as an inspection needs it
         reply_to.set({"message_id": key})
-        assert reply.get(5.0) == {"message_id": key}
+        assert reply.get(PATIENCE_S) == {"message_id": key}
 
 
 def test_a_session_that_went_stale_is_bound_again_for_the_same_message(office: Office) -> None:
@@ -118,7 +119,7 @@ def test_a_session_that_went_stale_is_bound_again_for_the_same_message(office: O
     assert (change.operation_id, change.attachment.generation) == ("k1", after.generation)
     assert after.session_id == before.session_id
     reply_to.set({})
-    assert reply.get(5.0) == {}
+    assert reply.get(PATIENCE_S) == {}
 
 
 def test_a_session_that_is_stale_at_once_is_not_bound_for_ever(office: Office) -> None:
@@ -127,7 +128,7 @@ def test_a_session_that_is_stale_at_once_is_not_bound_for_ever(office: Office) -
         office.bind()
         office.submitted(PeerMutation)[1].set_exception(STALE)
     with pytest.raises(StaleAttachmentError):
-        reply.get(5.0)
+        reply.get(PATIENCE_S)
     assert office.submitted(PeerMutation)[0].operation_id == "k2"
 
 
@@ -137,7 +138,7 @@ def test_a_bind_that_is_refused_answers_the_message_and_is_tried_again_for_the_n
     first, _ = office.send("k1"), office.send("k2")
     office.submitted(BindSession)[1].set_exception(UnavailableError("recovering"))
     with pytest.raises(UnavailableError):
-        first.get(5.0)
+        first.get(PATIENCE_S)
     office.bind()
     assert office.submitted(PeerMutation)[0].operation_id == "k2"
 
@@ -147,14 +148,14 @@ def test_a_refused_message_does_not_hold_up_the_next(office: Office) -> None:
     office.bind()
     office.submitted(PeerMutation)[1].set_exception(ConflictError("used before"))
     with pytest.raises(ConflictError):
-        first.get(5.0)
+        first.get(PATIENCE_S)
     assert office.submitted(PeerMutation)[0].operation_id == "k2"
 
 
 def test_a_message_over_the_limit_reaches_nobody(office: Office) -> None:
     reply = office.ask(HumanSend(("Sam",), "x" * KIB, "k1"))
     with pytest.raises(TooLargeError, match="max_message_kib"):
-        reply.get(5.0)
+        reply.get(PATIENCE_S)
     office.nothing_is_submitted()
 
 
@@ -165,25 +166,25 @@ def test_a_decision_names_the_person_and_waits_for_no_session(office: Office) ->
     change, reply_to = office.submitted(Decide)
     assert change == Decide(InterventionId("i1"), 3, "reassign", PERSON, "Take over.", "Kim")
     reply_to.set({"state": "reassigned"})
-    assert reply.get(5.0) == {"state": "reassigned"}
+    assert reply.get(PATIENCE_S) == {"state": "reassigned"}
 
 
 def test_an_empty_bus_is_read_without_the_ledger(office: Office) -> None:
-    assert office.ask(HumanList()).get(5.0) == {"interventions": []}
-    assert office.ask(HumanList(decided=True)).get(5.0) == {"interventions": []}
-    assert office.ask(HumanReplies()).get(5.0) == {"replies": []}
-    assert office.ask(Requests()).get(5.0) == {"requests": []}
+    assert office.ask(HumanList()).get(PATIENCE_S) == {"interventions": []}
+    assert office.ask(HumanList(decided=True)).get(PATIENCE_S) == {"interventions": []}
+    assert office.ask(HumanReplies()).get(PATIENCE_S) == {"replies": []}
+    assert office.ask(Requests()).get(PATIENCE_S) == {"requests": []}
     with pytest.raises(NotFoundError, match="agentbus-admin human list"):
-        office.ask(HumanShow("nothing")).get(5.0)
+        office.ask(HumanShow("nothing")).get(PATIENCE_S)
     office.nothing_is_submitted()
 
 
 def test_whoever_waits_is_answered_when_the_bus_stops(office: Office) -> None:
     first, second = office.send("k1"), office.send("k2")
-    stop_actor(office.address, 5.0)
+    stop_actor(office.address, PATIENCE_S)
     for reply in (first, second):
         with pytest.raises(UnavailableError):
-            reply.get(5.0)
+            reply.get(PATIENCE_S)
 
 
 def test_the_person_is_the_user_of_the_process() -> None:

@@ -11,7 +11,12 @@ import pytest
 import agentbus.adapter.peer.leases
 import agentbus.adapter.retry
 from agentbus.adapter.handoff import Outcome
-from agentbus.errors import ConflictError, StaleAttachmentError, UnknownOutcomeError
+from agentbus.errors import (
+    ConflictError,
+    StaleAttachmentError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from agentbus.rules import peer as refusals
 from tests.adapter.in_process import Adapter, scenario
 from tests.adapter.peer_answers import (
@@ -158,6 +163,19 @@ async def test_a_lost_connection_keeps_the_lease_and_renews_it_once_attached(
     assert renewal == {"attachment": ["session-1", 2], "leases": [["d1", "t-1"]]}
     await adapter.peer("progress", delivery_id="d1", summary="at it", idempotency_key="k1")
     assert operations(daemon)[-1] == ("progress", "t-1")
+
+
+@scenario
+async def test_a_daemon_that_takes_no_attachment_yet_is_tried_again_without_a_call(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    daemon.answers["peer"] = [claimed()]
+    await adapter.peer("wait")
+    await daemon.leave()
+    daemon.answers["attach"] = [UnavailableError("the bus is starting"), None]
+    await daemon.listen()
+    await daemon.until("renew")
+    assert len(daemon.requests("attach")) == 3
 
 
 @scenario

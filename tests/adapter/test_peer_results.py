@@ -50,6 +50,15 @@ def test_a_wait_is_cut_to_what_the_client_allows_and_the_result_says_so(
     play()
 
 
+@scenario
+async def test_who_waits_in_vain_again_and_again_is_told_what_to_do_instead(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    daemon.answers["peer"] = [*[NOTHING] * 5, claimed(), NOTHING]
+    told = [await adapter.peer("wait", timeout=timeout) for timeout in (1, 0, 1, 0, 1, 1, 1)]
+    assert [("hint" in one) for one in told] == [False] * 4 + [True, False, False]
+
+
 @pytest.mark.parametrize("op", ["wait", "collect"])
 def test_a_call_that_the_client_cancels_is_cancelled_at_the_daemon_too(op: str) -> None:
     args = {"message_id": "m1"} if op == "collect" else {}
@@ -95,6 +104,29 @@ async def test_what_waits_is_shown_in_every_result_and_wakes_an_idle_conversatio
     async with asyncio.timeout(10):
         while "peer" in await adapter.use("whoami"):
             await asyncio.sleep(0.005)
+
+
+@scenario
+async def test_a_new_attachment_counts_anew_and_wakes_nobody_for_what_waited_before(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    await adapter.use("whoami")
+    woken: list[int] = []
+    daemon.tell("peer_waiting", session_id="session-1", generation=1, count=2)
+    async with asyncio.timeout(10):
+        while (await adapter.use("whoami")).get("peer") != 2:
+            await asyncio.sleep(0.005)
+    adapter.conversation.on_arrival = lambda: woken.append(adapter.conversation.peer.waiting)
+    await daemon.leave()
+    await daemon.listen()
+    await daemon.until("attach", 2)
+    assert "peer" not in await adapter.use("whoami")
+    for count in (2, 3):
+        daemon.tell("peer_waiting", session_id="session-1", generation=2, count=count)
+    async with asyncio.timeout(10):
+        while (await adapter.use("whoami")).get("peer") != 3:
+            await asyncio.sleep(0.005)
+    assert woken == [3]
 
 
 # --- everybody ------------------------------------------------------------------------------------
@@ -221,6 +253,8 @@ async def test_notices_of_the_bus_come_beside_those_of_late_replies(
     daemon.answers["peer"] = [claimed(notices=(notice("d7"),))]
     told = await adapter.peer("wait")
     assert told["notices"] == [full, notice("d7")]
+    (shown,) = await daemon.until("peer_shown")
+    assert shown["notices"] == [["d7", "overdue"]]
     assert "notices" not in await adapter.use("whoami")
 
 
@@ -237,13 +271,8 @@ async def test_collect_recent_and_requests_tell_what_they_have_shown(
         {"id": "m4", "kind": "request", "body": "well?"},
     ]
     requests = [
-        {
-            "message_id": "m5",
-            "deliveries": [
-                {"id": "d5", "reply_state": "unanswered"},
-                {"id": "d6", "reply_state": "awaiting"},
-            ],
-        }
+        {"message_id": "m5", "id": "d5", "reply_state": "unanswered"},
+        {"message_id": "m5", "id": "d6", "reply_state": "awaiting"},
     ]
     daemon.answers["peer"] = [
         {"request_id": "m0", "outcome": "complete", "answers": answers},

@@ -14,7 +14,8 @@ from agentbus.encoding import decode_strict
 from agentbus.errors import ValidationError
 from agentbus.ids import new_id
 from tests.bus_fixture import ThrowAwayBus
-from tests.cli.command import agentbus_admin, run
+from tests.cli.command import agentbus, agentbus_admin, run
+from tests.eventually import eventually
 from tests.peer_sessions import PeerSession
 
 COMMANDS = (
@@ -118,7 +119,11 @@ def test_an_empty_bus_says_that_nothing_waits(running_bus: ThrowAwayBus) -> None
     [
         (("human", "show", "i1"), EXIT_FAILURE, "no intervention"),
         (("human", "decide", "i1", "approve"), EXIT_FAILURE, "no intervention"),
-        (("human", "decide", "i1", "approve", "--if-version", "1"), EXIT_FAILURE, "'i1'"),
+        (
+            ("human", "decide", "i1", "approve", "--if-version", "1"),
+            EXIT_FAILURE,
+            "no intervention",
+        ),
         (("human", "decide", "i1", "maybe", "--if-version", "1"), EXIT_USAGE, "one of approve"),
         (("human", "decide", "i1", "nudge", "--if-version", "1"), EXIT_USAGE, "needs instructions"),
         (("human", "decide", "i1", "approve", "--if-version", "x"), EXIT_USAGE, "a whole number"),
@@ -175,6 +180,7 @@ def test_what_waits_is_listed_and_shown(
     (row,) = document(shared_bus, "human", "list")["interventions"]
     assert (row["to"], row["from"], row["delivery_id"]) == (worker.agent, "Asker", delivery_id)
     listed = agentbus_admin(shared_bus, "human", "list").stdout
+    assert "1; agentbus-admin human list shows what" in agentbus(shared_bus, "status").stdout
     assert row["intervention_id"] in listed
     for either_id in (row["intervention_id"], delivery_id):
         done = shown(shared_bus, "agentbus-admin human show ID", ID=either_id)
@@ -197,7 +203,7 @@ def test_nobody_decides_what_has_changed_since_they_looked(
     delivery_id = paused(asker, worker)
     intervention_id = document(shared_bus, "human", "show", delivery_id)["intervention_id"]
     again = f"look again: agentbus-admin human show {intervention_id}\n"
-    decide = ("human", "decide", intervention_id, "cancel")
+    decide = ("human", "decide", delivery_id, "cancel")
     for version in ("2", None):  # a version that is not there, then one that was decided
         done = agentbus_admin(shared_bus, *decide, *(("--if-version", version) if version else ()))
         if version is None:
@@ -237,11 +243,13 @@ def test_a_person_asks_and_reads_the_answers_newest_first(shared_bus: ThrowAwayB
         assert first_look.index("Second") < first_look.index("First \\x1b[2J\n  line")
         assert first_look.count("new  ") == 2
         assert "\x1b" not in first_look
-        replies = document(shared_bus, "human", "replies")["replies"]
-        assert [(reply["body"], reply["new"]) for reply in replies] == [
-            ("Second", False),
-            ("First \x1b[2J\nline", False),
-        ]
+
+        def seen_replies() -> list[dict[str, Any]]:
+            replies: list[dict[str, Any]] = document(shared_bus, "human", "replies")["replies"]
+            return [] if any(reply["new"] for reply in replies) else replies
+
+        replies = eventually(seen_replies, what="shown once, they are new no more")
+        assert [reply["body"] for reply in replies] == ["Second", "First \x1b[2J\nline"]
         assert {reply["reply_to"] for reply in replies} == {message_id}
         # What a person has been shown is done with for whoever sent it, too.
         status = sam.peer("status", message_id=replies[0]["message_id"])

@@ -20,7 +20,7 @@ from tests.architecture.tree import ROOT
 
 DOCS = ROOT / "docs"
 
-_RESERVED = ("talk_", "peer_", "capabilities")
+_RESERVED = ("talk_",)
 """Settings of parts that do not exist in this version: checked, shown, without effect."""
 
 _SETTINGS_HEAD = """\
@@ -216,7 +216,8 @@ _PEER_NOTES = {
     "delivery which you hold is the reply to it, and finishes it unless `ack` is false.",
     "wait": "The wait may be shortened to what the client's own time limit allows; the result then "
     "has `timeout`. The same session is given its own delivery again until that is finished. A "
-    "late reply is told in `notices`, once per session.",
+    "late reply is told in `notices`, once per session. An answer that was shown before and is not "
+    "finished comes again with its text, and has `already_presented`.",
     "collect": "Answers that were shown before have `already_presented` and no text. The wait may "
     "be shortened like that of `wait`. A `partial` collect may be repeated. Texts that did not fit "
     "are null and come with the next collect.",
@@ -227,10 +228,12 @@ _PEER_NOTES = {
 
 _PEER_RESULTS = {
     "discover": "`agents`, `next_cursor`, `has_more`",
-    "send": "`message_id`, `thread_id`, `recipients`, `status`, `duplicate`",
+    "send": "`message_id`, `thread_id`, `recipients` (each with its `delivery_id`), `status`, "
+    "`duplicate`, `acked` (the delivery that is finished by this answer)",
     "recent": "`messages`, `next_cursor`",
     "collect": "`request_id`, `outcome` (`complete`, `partial`, `no_reply` or `cancelled`), "
-    "`expected`, `answers`, `pending`, `closed`, `excluded`, `elapsed_seconds`, `summary`, "
+    "`expected`, `answers`, `pending` (who has not answered; no number here), "
+    "`closed`, `excluded`, `elapsed_seconds`, `summary`, "
     "`consultation_seconds_left`",
     "agents": "`agents`, `next_cursor`, `has_more`",
     "describe": "the updated entry",
@@ -241,7 +244,8 @@ _PEER_RESULTS = {
     "wait": "`delivery` or null, `notices`, `waited_seconds`, `blocked` when something else than "
     "emptiness keeps work back",
     "ack": "the final state",
-    "reply": "`message_id`, `thread_id`, `recipients`, `status`, `duplicate`",
+    "reply": "`message_id`, `thread_id`, `recipients`, `status`, `duplicate`, `acked` unless `ack` "
+    "is false",
     "progress": "`status`, `extension_count`",
     "checkpoint": "`status` (`leased`: go on, or `paused`: a person decides first)",
     "memory_context": "`source`, `tenant_id`, `thread_id`, `message_id`, `delivery_id`, "

@@ -23,7 +23,7 @@ from agentbus.encoding import decode_strict
 from agentbus.jobs import decode_event
 from agentbus.jobs.running import EXIT_CODES
 from agentbus.jobs.settings import VARIABLES
-from agentbus.protocol import session
+from agentbus.protocol import peer_frames, session
 from agentbus.protocol.jobs import JOB_REQUESTS
 from agentbus.protocol.operations import OPERATIONS
 from agentbus.protocol.people import PERSONS_REQUESTS
@@ -95,7 +95,11 @@ def test_operations_page_lists_every_fault_that_the_doctor_knows_with_its_advice
 
 
 def test_protocol_page_names_every_request_and_notification_of_a_client() -> None:
-    parsers = {name.removeprefix("parse_") for name in vars(session) if name.startswith("parse_")}
+    parsers = {
+        name.removeprefix("parse_").removesuffix("_request")
+        for name in (*vars(session), *vars(peer_frames))
+        if name.startswith("parse_")
+    }
     handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
     handled |= PERSONS_REQUESTS.keys() | JOB_REQUESTS.keys() | {"job_event"}
     operations = set(OPERATIONS) - {"receive"}

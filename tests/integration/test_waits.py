@@ -59,6 +59,7 @@ def test_an_arriving_message_wakes_the_wait_of_another_session(bus: InProcessBus
             "outcome": "woken",
             "display_name": "Sam",
             "channels": [{"channel": "general", "waiting": 1}],
+            "peer": 0,
         }
     assert waits(bus) == 0
     assert sam.facts["display_name"] == "Sam"
@@ -273,6 +274,7 @@ def test_a_wait_that_begins_a_turn_ends_with_its_attachment(bus: InProcessBus) -
             "outcome": "ended",
             "display_name": "Sam",
             "channels": [],
+            "peer": 0,
         }
 
 
@@ -315,7 +317,8 @@ def greet(client: Client, harness_pid: int) -> None:
 def test_a_resumed_conversation_is_woken_before_its_first_call_while_it_has_an_adapter(
     bus: InProcessBus,
 ) -> None:
-    bus.attach("Sam", "sam-1").close()
+    with bus.attach("Sam", "sam-1") as sam:
+        sam.request("detach")  # answered when it has left; the end of a connection is seen later
     asked = {"conversation": "sam-1", "only_new": True, "harness_pids": [4711]}
     with Client.connect(bus.paths.socket, PATIENCE_S) as adapter:
         greet(adapter, 4711)

@@ -27,6 +27,23 @@ from tests.store.bus import Bus, Speaker
 _NUMBERS = count(1)
 
 
+def peer_change(
+    speaker: Speaker, op: str, token: LeaseToken | None = None, **args: Any
+) -> PeerMutation:
+    """A writing operation of a session, with an operation id where it needs no key."""
+    operation: PeerOperation = parse_peer(op, args)
+    key = getattr(operation, "idempotency_key", None) or f"peer-{next(_NUMBERS)}"
+    return PeerMutation(
+        operation,  # type: ignore[arg-type]
+        key,
+        fingerprint(operation),
+        speaker.sender,
+        speaker.attachment,
+        True,
+        token=token,
+    )
+
+
 class Peer:
     """A session with what its adapter knows: the token of the delivery that it claimed last."""
 
@@ -46,17 +63,7 @@ class Peer:
         self.agent_id = self.speaker.bound.agent_id
 
     def change(self, op: str, *, token: LeaseToken | None = None, **args: Any) -> PeerMutation:
-        operation: PeerOperation = parse_peer(op, args)
-        key = getattr(operation, "idempotency_key", None) or f"peer-{next(_NUMBERS)}"
-        return PeerMutation(
-            operation,  # type: ignore[arg-type]
-            key,
-            fingerprint(operation),
-            self.speaker.sender,
-            self.speaker.attachment,
-            True,
-            token=token or self.token,
-        )
+        return peer_change(self.speaker, op, token or self.token, **args)
 
     def sending(self, *to: str, body: str = "hello", key: str | None = None, **args: Any) -> Any:
         key = key or f"key-{next(_NUMBERS)}"

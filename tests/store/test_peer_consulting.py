@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from agentbus.rules.peer import (
     HUMAN_REQUIRED,
     STALE_LEASE,
 )
-from agentbus.store.peer.changes import AbandonLease
+from agentbus.store.peer.changes import AbandonLease, Claimed, Decide
 from tests.store.bus import Bus
 from tests.store.peers import (
     Peer,
@@ -418,23 +419,23 @@ def test_a_response_to_what_was_no_request_is_only_a_message(
     assert [row.reply_state for row in deliveries(bus)] == [None, None]
 
 
-def test_nobody_answers_what_was_taken_from_it(bus: Bus, sam: Peer, ann: Peer) -> None:
-    """A person has rejected it; here it is done by hand."""
+@pytest.mark.parametrize("action", ["reject", "cancel", "reassign"])
+def test_nobody_answers_what_was_taken_from_it(
+    bus: Bus, sam: Peer, ann: Peer, kim: Peer, action: Any
+) -> None:
     request = sam.ask("Ann")["message_id"]
     got = ann.claim()["delivery_id"]
-    for state in ("rejected", "cancelled", "reassigned"):
-        bus.store._connection.execute(
-            "UPDATE deliveries SET state = ?, token = NULL WHERE id = ?", (state, got)
-        )
-        for answer in (
-            ann.held("reply", got),
-            ann.held("ack", got),
-            ann.sending("Sam", kind="response", reply_to=request),
-        ):
-            error = bus.refused(answer)
-            assert (error.reason, error.state) == (DELIVERY_UNAVAILABLE, "unavailable")
-    bus.store.close()
-    bus.store = bus._open()
+    asked = ann.do("human", got)["intervention_id"]
+    to = "Kim" if action == "reassign" else None
+    bus.done(Decide(asked, 1, action, "a person", to=to))
+    for answer in (
+        ann.held("reply", got),
+        ann.held("ack", got),
+        ann.sending("Sam", kind="response", reply_to=request),
+    ):
+        error = bus.refused(answer)
+        assert (error.reason, error.state) == (DELIVERY_UNAVAILABLE, "unavailable")
+    assert ann.wait() == Claimed(None, None)
 
 
 def test_the_answer_goes_to_the_session_that_asked(bus: Bus, sam: Peer, ann: Peer) -> None:

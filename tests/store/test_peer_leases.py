@@ -210,6 +210,20 @@ def test_a_lapsed_lease_goes_to_whoever_comes_with_one_attempt_more(
     second.do("reply", got["delivery_id"])
 
 
+def test_what_lapsed_in_the_hands_of_a_session_comes_before_older_work(
+    bus: Bus, sam: Peer, ann: Peer, second: Peer
+) -> None:
+    older = sam.ask("Ann")["recipients"][0]["delivery_id"]
+    own = sam.ask(ann.session_id)["recipients"][0]["delivery_id"]
+    assert second.claim()["delivery_id"] == older
+    assert ann.claim()["delivery_id"] == own
+    for delivery_id in (own, older):
+        abandon(bus, delivery_id)
+    assert ann.claim()["delivery_id"] == own, "its answer would have nothing to go to"
+    ann.do("reply", own)
+    assert ann.claim()["delivery_id"] == older
+
+
 def test_a_lapsed_lease_claimed_again_by_the_same_attachment_goes_on_as_it_was(
     bus: Bus, sam: Peer, ann: Peer
 ) -> None:

@@ -362,10 +362,9 @@ def _responses(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def _late(requests: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The deliveries of these requests whose lateness has been told herewith."""
+    """The deliveries among these, one for each recipient, whose lateness is told herewith."""
     return [
-        (delivery["id"], delivery["reply_state"])
+        (request["id"], request["reply_state"])
         for request in requests
-        for delivery in request["deliveries"]
-        if delivery["reply_state"] in ("overdue", "unanswered")
+        if request["reply_state"] in ("overdue", "unanswered")
     ]

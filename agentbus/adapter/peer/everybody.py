@@ -11,8 +11,9 @@ from typing import Any
 
 from agentbus.config import Config
 from agentbus.errors import DiscoveryDisabledError, NotFoundError, ValidationError
-from agentbus.limits import HUMAN_PREFIX, PEER_PAGE_MAX, PEER_RECIPIENTS
+from agentbus.limits import PEER_PAGE_MAX, PEER_RECIPIENTS
 from agentbus.protocol.peer import PeerAgents, PeerOperation
+from agentbus.rules.peer import is_person
 
 Ask = Callable[[PeerOperation], Awaitable[dict[str, Any]]]
 
@@ -35,7 +36,7 @@ async def everybody(ask: Ask, config: Config, own_agent: str) -> tuple[str, ...]
         page = await ask(PeerAgents(cursor=cursor, limit=PEER_PAGE_MAX))
         for row in page["agents"]:
             name = row["agent"]
-            if name == own_agent or name.startswith(HUMAN_PREFIX):
+            if name == own_agent or is_person(name):
                 continue
             if allowed == "*" or name in allowed:
                 found.append(row["agent_id"])

@@ -82,9 +82,11 @@ RESULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "answers": "array",
         "outcome": "string",
         "status": "string",
+        "pending": ["integer", "object"],
     }
 )
-"""The members that tell operations apart; the rest is in the reference."""
+"""The members that tell operations apart; the rest is in the reference. `pending` is a number;
+in the result of `collect` it is who has not answered."""
 
 
 def parse_peer_call(arguments: Any) -> PeerOperation:

@@ -14,8 +14,9 @@ from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.output import print_json
 from agentbus.cli.running import Daemon, need_daemon
 from agentbus.cli.text import for_terminal
-from agentbus.errors import ConflictError
+from agentbus.errors import ConflictError, InspectionRejectedError
 from agentbus.ids import new_id
+from agentbus.protocol.people import parse_persons_request
 from agentbus.rules.peer import VERSION_CHANGED
 
 WRITE_S = 30.0
@@ -63,17 +64,20 @@ def _show(arguments: Arguments, answer: dict[str, Any]) -> None:
 
 def _decide(daemon: Daemon, arguments: Arguments) -> int:
     """Without a version of the person's own, of what is there right now."""
-    intervention_id, version = arguments["ID"], optional_number(arguments, "--if-version")
-    if version is None:
-        intervention = daemon.ask("human_show", params={"id": intervention_id})
-        intervention_id, version = intervention["intervention_id"], intervention["version"]
+    version = optional_number(arguments, "--if-version")
     decision = {
-        "intervention_id": intervention_id,
-        "version": version,
+        "intervention_id": arguments["ID"],
+        "version": 1 if version is None else version,
         "action": arguments["ACTION"],
         "instructions": arguments["--instructions"],
         "to": arguments["--to"],
     }
+    # What is wrong with the arguments is told before anything is looked up.
+    parse_persons_request("human_decide", decision)
+    whole = daemon.ask("human_show", params={"id": arguments["ID"]})
+    intervention_id = decision["intervention_id"] = whole["intervention_id"]
+    if version is None:
+        decision["version"] = whole["version"]
     try:
         answer = daemon.ask("human_decide", WRITE_S, decision)
     except ConflictError as error:
@@ -84,10 +88,8 @@ def _decide(daemon: Daemon, arguments: Arguments) -> int:
     if arguments["--json"]:
         print_json(answer)
     else:
-        print(
-            f"Decided: {answer['action']}. Delivery {for_terminal(answer['delivery_id'])} is "
-            f"{answer['state']}."
-        )
+        delivery_id, state = for_terminal(answer["delivery_id"]), answer["state"]
+        print(f"Decided: {answer['action']}. Delivery {delivery_id} is {state}.")
     return EXIT_OK
 
 
@@ -101,7 +103,10 @@ def _send(daemon: Daemon, arguments: Arguments) -> int:
         "thread_id": arguments["--thread"],
         "expect_reply_within_seconds": optional_number(arguments, "--due"),
     }
-    receipt = daemon.ask("human_send", WRITE_S, message)
+    try:
+        receipt = daemon.ask("human_send", WRITE_S, message)
+    except InspectionRejectedError as error:
+        raise InspectionRejectedError(f"{error.message}; the reason: {error.reason}") from None
     if arguments["--json"]:
         print_json(receipt)
         return EXIT_OK

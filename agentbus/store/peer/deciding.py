@@ -13,7 +13,7 @@ from agentbus.errors import ConflictError, NotFoundError, ValidationError
 from agentbus.ids import DeliveryId, new_id
 from agentbus.limits import PEER_ACTION_CHARACTERS
 from agentbus.protocol.people import NEED_INSTRUCTIONS
-from agentbus.rules.peer import VERSION_CHANGED
+from agentbus.rules.peer import VERSION_CHANGED, is_person
 from agentbus.store.changes import Done
 from agentbus.store.peer import deliveries
 from agentbus.store.peer.changes import Decide, DeliveryChanged
@@ -131,6 +131,10 @@ def _new_recipient(work: Work, change: Decide, row: DeliveryRow) -> Recipient | 
     if (recipient.agent_id, recipient.session_id) == (row.recipient_agent, row.recipient_session):
         raise ValidationError(
             f"human decide: {change.to!r} has this work already; approve lets it go on"
+        )
+    if is_person(recipient.agent):
+        raise ValidationError(
+            f"human decide: {change.to!r} is a person, whom no agent's work is given to"
         )
     if recipient.session_id == row.sender_session:
         raise ValidationError(

@@ -30,10 +30,10 @@ from agentbus.store.peer.changes import (
     ReplyState,
 )
 from agentbus.store.schema import (
-    IS_CLAIMED,
+    BY_SEQUENCE,
     IS_HELD,
-    IS_LATE,
     IS_OPEN,
+    IS_UNANSWERED,
     PLACE,
     Delivery,
     NoticeShown,
@@ -99,7 +99,10 @@ _SELECT_OF_MESSAGE = text(_ROWS.where(Delivery.message_id == PLACE).order_by(Del
 _SELECT_HELD = text(_ROWS.where((Delivery.holder == PLACE) & IS_HELD).order_by(Delivery.id))
 _SELECT_CLAIMED = text(
     _ROWS.where(
-        (Delivery.recipient_agent == PLACE) & IS_CLAIMED & Delivery.recipient_session.is_null()
+        (Delivery.recipient_agent == PLACE)
+        & IS_OPEN
+        & Delivery.state.in_((SQL("'leased'"), SQL("'paused'")))
+        & Delivery.recipient_session.is_null()
     ).limit(SQL("1"))
 )
 _QUEUED = _ROWS.where(
@@ -116,7 +119,8 @@ _SELECT_NEXT = text(
 _SELECT_UNTOLD = text(
     _ROWS.where(
         (Delivery.sender_agent == PLACE)
-        & IS_LATE
+        & IS_UNANSWERED
+        & Delivery.reply_state.in_((SQL("'overdue'"), SQL("'unanswered'")))
         & ~fn.EXISTS(
             NoticeShown.select(SQL("1")).where(
                 (NoticeShown.session == PLACE)
@@ -125,7 +129,7 @@ _SELECT_UNTOLD = text(
             )
         )
     )
-    .order_by(Delivery.sequence, Delivery.id)
+    .order_by(BY_SEQUENCE, Delivery.id)
     .limit(SQL(str(PEER_PAGE_MAX)))
 )
 _SELECT_OPEN_OF_AGENT = text(
@@ -133,6 +137,7 @@ _SELECT_OPEN_OF_AGENT = text(
         ((Delivery.recipient_agent == PLACE) & IS_OPEN)
         | (
             (Delivery.sender_agent == PLACE)
+            & IS_UNANSWERED
             & Delivery.reply_state.in_((SQL("'awaiting'"), SQL("'overdue'")))
         )
     ).order_by(SQL("rowid"))

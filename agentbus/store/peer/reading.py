@@ -32,7 +32,9 @@ from agentbus.store.peer.directory import DirectoryReader, among
 from agentbus.store.peer.presenting import envelope_data
 from agentbus.store.reader import NO_END
 from agentbus.store.schema import (
-    IS_OPEN,
+    BY_SEQUENCE,
+    IS_HELD,
+    IS_UNANSWERED,
     PLACE,
     Agent,
     Consultation,
@@ -55,9 +57,10 @@ _DELIVERY = text(_ROWS.where(Delivery.id == PLACE))
 _REQUESTS = text(
     _ROWS.where(
         (Delivery.sender_agent == PLACE)
+        & IS_UNANSWERED
         & Delivery.reply_state.in_(SQL("(SELECT value FROM json_each(?))"))
     )
-    .order_by(Delivery.sequence.desc(), SQL("rowid"))
+    .order_by(BY_SEQUENCE.desc(), SQL("rowid"))
     .limit(PLACE)
 )
 _NAMES = text(
@@ -96,7 +99,7 @@ _INTERVENTION = text(
 )
 _HELD_DEADLINE = text(
     Delivery.select(Delivery.id, Delivery.deadline_us).where(
-        (Delivery.holder == PLACE) & IS_OPEN & (Delivery.state == SQL("'leased'"))
+        (Delivery.holder == PLACE) & IS_HELD & (Delivery.state == SQL("'leased'"))
     )
 )
 _CONSULTATION = text(
@@ -328,6 +331,8 @@ class PeerReader(DirectoryReader):
             scope, deadline_us = held[0] if held else ("", None)
             begun = self._all(_CONSULTATION, session_id, scope)
         left_us = consultation_left_us(begun[0][0] if begun else now_us, deadline_us, now_us)
+        if left_us == 0 and not held:  # the time of one's own account begins anew
+            left_us = consultation_left_us(now_us, None, now_us)
         return left_us / 1_000_000
 
     # --- rows ---

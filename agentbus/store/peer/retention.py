@@ -35,7 +35,7 @@ _SELECT_MESSAGE_IDS = text(
     )
 )
 _SELECT_GONE = text(
-    Delivery.select(Delivery.message_id, fn.MAX(Delivery.changed_at_us), fn.COUNT(SQL("*")))
+    Delivery.select(Delivery.message_id, fn.MAX(Delivery.created_at_us), fn.COUNT(SQL("*")))
     .where(Delivery.sequence < PLACE)
     .group_by(Delivery.sequence)
     .order_by(Delivery.sequence)
@@ -105,18 +105,18 @@ def close_deliveries(work: Work, messages: Iterable[MessageId]) -> list[Delivery
 
 
 def remove_deliveries(
-    work: Work, oldest: Sequence, max_rows: int, changed_until_us: int | None = None
+    work: Work, oldest: Sequence, max_rows: int, made_until_us: int | None = None
 ) -> int:
     """Remove deliveries of messages before `oldest`, which are gone, with all that belongs to them.
 
-    Oldest first, and a message's all at once; not those that changed later than that. Returns how
+    Oldest first, and a message's all at once; not those that were made later than that. Returns how
     many deliveries were removed.
     """
     gone: list[MessageId] = []
     removed_rows = 0
     candidates = work.execute(_SELECT_GONE, (oldest, max_rows)).fetchall()
-    for message_id, changed_at_us, rows in candidates:
-        if changed_until_us is not None and changed_at_us > changed_until_us:
+    for message_id, made_at_us, rows in candidates:
+        if made_until_us is not None and made_at_us > made_until_us:
             break
         if gone and removed_rows + rows > max_rows:
             break

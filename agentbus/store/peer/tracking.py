@@ -73,7 +73,7 @@ def mark_shown(work: Work, change: MarkShown) -> Done:
         if mine:
             _keep(work, _INSERT_PRESENTED, session_id, message_id)
         for row in mine:
-            if row.state == "queued" and row.recipient_session == session_id:
+            if row.state == "queued" and row.recipient_session in (None, session_id):
                 facts.append(finish(work, row))
     for delivery_id, reply_state in change.notices:
         asked = work.execute(_SELECT_SENT_BY, (delivery_id, agent_id)).fetchone() is not None
