@@ -13,7 +13,15 @@ from agentbus.store.jobs.changes import CancelJob, SettleCallback
 from agentbus.store.jobs.reading import JobReader
 from tests.store.bus import Bus
 from tests.store.jobs import CALLBACK, Emitting, read
-from tests.store.test_export import _change, content, exported, imported, lines_of, refusal, sealed
+from tests.store.test_export import (
+    change_of,
+    content,
+    exported,
+    imported,
+    lines_of,
+    refusal,
+    sealed,
+)
 
 
 @pytest.fixture
@@ -59,22 +67,22 @@ def test_an_imported_job_goes_on_where_it_was(full: Bus, new: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (_change("channel", name="cake"), "a job's is named job/ID"),
-        (_change("job", 1, channel=1), "channel is not the channel of this job"),
-        (_change("job", 1, id="cookie"), "channel is not the channel of this job"),
-        (_change("job", 1, session="nobody"), "session is no session"),
-        (_change("job", 2, outcome=None), "outcome goes with a closed job"),
-        (_change("job", 1, outcome="failed"), "outcome goes with a closed job"),
-        (_change("job", 0, state="closed", closed_at_us=1, outcome="failed"), "has not begun"),
-        (_change("job", 1, last_seq=-2), "last_seq must be -1"),
-        (_change("job", 1, last_seq=1), "seq is above last_seq of its job"),
-        (_change("job", 1, callback={"url": 7}), "url must be text"),
-        (_change("job_event", 1, seq=0), "seq must be above the one before"),
-        (_change("job_event", 1, sequence=4), "sequence is not the next message of its channel"),
-        (_change("job_event", 1, channel=77), "channel is not the channel of a job"),
-        (_change("callback", job="other"), "no job of the export with a callback"),
-        (_change("callback", dead_at_us=1), "dead_at_us goes with a dead one"),
-        (_change("callback", 0, dead_at_us=None), "dead_at_us goes with a dead one"),
+        (change_of("channel", name="cake"), "a job's is named job/ID"),
+        (change_of("job", 1, channel=1), "channel is not the channel of this job"),
+        (change_of("job", 1, id="cookie"), "channel is not the channel of this job"),
+        (change_of("job", 1, session="nobody"), "session is no session"),
+        (change_of("job", 2, outcome=None), "outcome goes with a closed job"),
+        (change_of("job", 1, outcome="failed"), "outcome goes with a closed job"),
+        (change_of("job", 0, state="closed", closed_at_us=1, outcome="failed"), "has not begun"),
+        (change_of("job", 1, last_seq=-2), "last_seq must be -1"),
+        (change_of("job", 1, last_seq=1), "seq is above last_seq of its job"),
+        (change_of("job", 1, callback={"url": 7}), "url must be text"),
+        (change_of("job_event", 1, seq=0), "seq must be above the one before"),
+        (change_of("job_event", 1, sequence=4), "sequence is not the next message of its channel"),
+        (change_of("job_event", 1, channel=77), "channel is not the channel of a job"),
+        (change_of("callback", job="other"), "no job of the export with a callback"),
+        (change_of("callback", dead_at_us=1), "dead_at_us goes with a dead one"),
+        (change_of("callback", 0, dead_at_us=None), "dead_at_us goes with a dead one"),
         (lambda lines: lines.remove(_last(lines, "job_event")), "a message that is no event"),
         (lambda lines: _remove_job(lines, "other"), "channel is not the channel of a job"),
     ],
