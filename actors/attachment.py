@@ -290,7 +290,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._peers.take(message)
             case JobEventAsked(frame, reply_to):
                 self._require_ready()
-                event = emission(frame, self._bound.identity)
+                event = emission(frame, self._bound)
                 make = partial(AppendJobEvent, event, callback=frame.callback, after=frame.after)
                 self._mutations.submit(event, str(event.event["seq"]), reply_to, make)
             case ReadinessChanged():

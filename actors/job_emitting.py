@@ -9,23 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agentbus.errors import ForbiddenError
-from agentbus.identity import SessionIdentity
 from agentbus.jobs.delivery import destination
 from agentbus.jobs.events import check_job_id, event_data, parse_event
+from agentbus.limits import JOB_APPLICATION, JOBS_AGENT
 from agentbus.protocol.jobs import EmitJobEvent, JobEventFrame
-
-APPLICATION = "job"
-"""Of the sessions that emit; their conversation is the id of the job."""
+from agentbus.store.changes import SessionBound
 
 
-def emission(frame: JobEventFrame, identity: SessionIdentity) -> EmitJobEvent:
+def emission(frame: JobEventFrame, bound: SessionBound) -> EmitJobEvent:
     """The event, bound to the job of its session. Raises what refuses it."""
-    if identity.application != APPLICATION:
+    if (bound.agent, bound.identity.application) != (JOBS_AGENT, JOB_APPLICATION):
         raise ForbiddenError(
-            f"job_event: only a session of the application {APPLICATION!r} emits events, of the "
-            "job that its conversation names"
+            f"job_event: only sessions of the agent {JOBS_AGENT!r} and the application "
+            f"{JOB_APPLICATION!r} emit events, of the job that their conversation names"
         )
-    job_id = check_job_id(identity.conversation)
+    job_id = check_job_id(bound.identity.conversation)
     event = parse_event(frame.event)
     if event.job_id != job_id:
         event = replace(event, job_id=job_id, source_job_id=event.job_id)

@@ -153,6 +153,10 @@ INBOX_PREFIX = "@"
 
 # --- jobs ---
 
+JOBS_AGENT = "job:emitter"
+JOB_APPLICATION = "job"
+"""Whose sessions emit the events of jobs; their conversations are the jobs. Nobody to write to."""
+
 JOB_REASON_CHARACTERS = 200
 """Of why a job shall end."""
 

@@ -21,6 +21,7 @@ from agentbus.errors import (
 )
 from agentbus.jobs.delivery import BACKOFF_MAX_MS
 from agentbus.jobs.events import decode_event
+from agentbus.limits import JOBS_AGENT
 from agentbus.transport.client import Client
 from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
@@ -197,6 +198,8 @@ def test_agents_follow_a_job_like_any_channel(bus: InProcessBus, job: Emitting) 
 
 
 def test_only_the_session_of_a_job_emits_for_it(bus: InProcessBus) -> None:
+    with pytest.raises(ValidationError, match="emitters of jobs"):
+        bus.attach(JOBS_AGENT)
     other = Emitting(bus.paths.socket, application="other")
     with other, pytest.raises(ForbiddenError):
         other.emit(0, "accepted")

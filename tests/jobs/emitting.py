@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agentbus.limits import PROTOCOL_VERSION
+from agentbus.limits import JOB_APPLICATION, JOBS_AGENT, PROTOCOL_VERSION
 from agentbus.transport.client import Client, NoAnswerError
 from tests.eventually import PATIENCE_S
 
@@ -56,7 +56,7 @@ class Emitting:
         return self.client.request(
             "attach",
             {
-                "agent": "jobs",
+                "agent": JOBS_AGENT if self._application == JOB_APPLICATION else "Sam",
                 "application": self._application,
                 "conversation": self._conversation,
                 "identity_source": "argument",

@@ -7,6 +7,7 @@ from typing import Any
 
 from agentbus.encoding import decode_strict
 from agentbus.errors import BusError
+from agentbus.limits import JOB_APPLICATION, JOBS_AGENT
 from agentbus.protocol.jobs import EmitJobEvent, JobCallback
 from agentbus.rules.receipts import fingerprint
 from agentbus.store.changes import Done
@@ -24,7 +25,7 @@ class Emitting:
     def __init__(self, bus: Bus, job_id: str = "cake") -> None:
         self.bus = bus
         self.job_id = job_id
-        self.speaker = bus.attach("jobs", job_id, application="job")
+        self.speaker = bus.attach(JOBS_AGENT, job_id, application=JOB_APPLICATION)
 
     def event(
         self,

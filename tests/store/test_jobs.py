@@ -21,6 +21,7 @@ from agentbus.errors import (
     UnavailableError,
     ValidationError,
 )
+from agentbus.limits import JOBS_AGENT
 from agentbus.store import accounting
 from agentbus.store.changes import ChannelMade, Done, MessageAppended, Refused
 from agentbus.store.jobs.changes import (
@@ -37,6 +38,7 @@ from agentbus.store.jobs.changes import (
 from agentbus.store.jobs.reading import JobReader
 from tests.store.bus import Bus
 from tests.store.jobs import CALLBACK, TS, Emitting, read
+from tests.store.peers import Peer
 
 
 @pytest.fixture
@@ -230,6 +232,13 @@ def test_anybody_can_subscribe_to_a_job(bus: Bus, job: Emitting) -> None:
     job.emit(0)
     bus.done(bus.attach().subscribe("job/cake", "oldest"))
     assert isinstance(bus.refused(bus.attach().subscribe("job/other")), NotFoundError)
+
+
+def test_emitters_are_nobody_to_write_to(bus: Bus, job: Emitting) -> None:
+    job.emit(0)
+    sam = Peer(bus, "Sam")
+    assert [card.agent for card in bus.reader().directory(())] == ["Sam"]
+    assert isinstance(bus.refused(sam.sending(JOBS_AGENT)), NotFoundError)
 
 
 # --- cancel ---

@@ -33,16 +33,18 @@ from agentbus.errors import (
 from agentbus.jobs.brokers.base import LOOK_S, REASON_CHARACTERS
 from agentbus.jobs.errors import DeliveryRefusedError, SinkError
 from agentbus.launch import ensure_daemon
-from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT, JOB_EVENTS_MAX, PROTOCOL_VERSION
+from agentbus.limits import (
+    IN_FLIGHT_PER_ATTACHMENT,
+    JOB_APPLICATION,
+    JOB_EVENTS_MAX,
+    JOBS_AGENT,
+    PROTOCOL_VERSION,
+)
 from agentbus.protocol.jobs import JobCallback
 from agentbus.transport.client import Asked, Client, NoAnswerError
 from agentbus.transport.singleton import runtime_directory
 
 SCHEME: Final = "agentbus"
-AGENT: Final = "jobs"
-APPLICATION: Final = "job"
-"""Of the session that emits; its conversation is the job."""
-
 START_S: Final = 10.0
 ANSWER_S: Final = 10.0
 AHEAD_MAX: Final = IN_FLIGHT_PER_ATTACHMENT - 1
@@ -198,8 +200,8 @@ class BusTransport:
         client = self._connect()
         try:
             frame = {
-                "agent": AGENT,
-                "application": APPLICATION,
+                "agent": JOBS_AGENT,
+                "application": JOB_APPLICATION,
                 "conversation": job_id,
                 "identity_source": "argument",
                 "window_messages": 1,
