@@ -22,19 +22,13 @@ from agentbus.harnesses import Call, Evidence, Harness, harness_of
 from agentbus.harnesses.generic import SPARE_SECONDS
 from agentbus.identity import IdentitySource, SessionIdentity
 from agentbus.ids import new_id
-from agentbus.limits import (
-    HUMAN_PREFIX,
-    INBOX_PREFIX,
-    NAME_BYTES,
-    PEER_CAPABILITIES,
-    PEER_ID_CHARACTERS,
-)
+from agentbus.limits import NAME_BYTES, PEER_CAPABILITIES, PEER_ID_CHARACTERS
 from agentbus.protocol.fields import Text, check_name
+from agentbus.rules.names import RESERVED_PREFIXES, reserved_prefix
 
 _CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
 
 _NO_NAME = "agent"
-_RESERVED_PREFIXES = (HUMAN_PREFIX, INBOX_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +135,16 @@ def agent_name(given: str | None, folder: Path) -> str:
     """`--agent`, else the folder's name as far as it can be one."""
     if given is not None:
         name = checked_name(given, "--agent")
-        if name.startswith(_RESERVED_PREFIXES):
+        if reserved_prefix(name) is not None:
             raise ValidationError(
-                f"--agent must not begin with {' or '.join(_RESERVED_PREFIXES)}, which mark people "
+                f"--agent must not begin with {' or '.join(RESERVED_PREFIXES)}, which mark people "
                 "and inboxes; choose another name"
             )
         return name
     name = unicodedata.normalize("NFC", folder.name.encode(errors="replace").decode())
     name = "".join(character for character in name if character.isprintable())
-    while name.startswith(_RESERVED_PREFIXES):
-        name = name.removeprefix(HUMAN_PREFIX).removeprefix(INBOX_PREFIX)
+    while (prefix := reserved_prefix(name)) is not None:
+        name = unicodedata.normalize("NFKC", name).partition(prefix[-1])[2]
     return name.encode()[:NAME_BYTES].decode(errors="ignore").strip() or _NO_NAME
 
 

@@ -154,6 +154,28 @@ def test_what_was_finished_long_ago_is_kept_as_long_as_what_was_closed(
     assert bus.done(PruneSlice("deliveries", 500)).result.removed_rows == 1
 
 
+def test_a_finished_request_is_kept_until_its_sender_can_be_told_that_nobody_answers(
+    tmp_path: Path,
+) -> None:
+    bus = Bus(tmp_path, message_retention_hours=1)
+    ann, bob = Peer(bus, "Ann"), Peer(bus, "Bob")
+    ann.ask("Bob")
+    bob.do("ack", silent := bob.claim()["delivery_id"])
+    ann.send("Bob")
+    bob.do("ack", bob.claim()["delivery_id"])
+    bus.done(MarkReplyLate(silent, "overdue"))
+    bus.clock.advance(hours=2)
+    bus.done(PruneSlice("messages_by_age", 500))
+    assert bus.done(PruneSlice("deliveries", 1)).result.removed_rows == 1
+    assert [row.id for row in deliveries(bus)] == [silent]
+    bus.done(MarkReplyLate(silent, "unanswered"))
+    (notice,) = ann.wait().notices
+    assert (notice["reply_state"], notice["cause"]) == ("unanswered", "silent")
+    assert bus.done(PruneSlice("deliveries", 1)).result.removed_rows == 1
+    require_exact_accounting(bus)
+    bus.close()
+
+
 def test_all_deliveries_of_a_message_go_in_one_slice_however_small(bus: Bus, ann: Peer) -> None:
     names = [f"agent-{n}" for n in range(5)]
     for name in names:
@@ -181,3 +203,29 @@ def test_a_full_bus_without_messages_gives_up_deliveries(bus: Bus, ann: Peer, bo
     assert second.result.removed_rows == 1
     assert deliveries(bus) == []
     assert bob.wait().delivery is None
+
+
+@pytest.mark.parametrize(
+    ("bodies", "removed"),
+    [(14, ["deliveries", "messages"]), (10, ["messages", "messages"])],
+    ids=["SQLite is full", "Redis is full"],
+)
+def test_what_is_left_of_gone_messages_makes_room_before_live_ones(
+    tmp_path: Path, bodies: int, removed: list[str]
+) -> None:
+    bus = Bus(tmp_path, sqlite_budget_mib=1)
+    ann, bob = Peer(bus, "Ann"), Peer(bus, "Bob")
+    ann.send("Bob")
+    bob.do("ack", bob.claim()["delivery_id"])
+    bus.clock.advance(hours=bus.config.message_retention_hours)
+    bus.done(PruneSlice("messages_by_age", 500))
+    for _ in range(bodies):
+        ann.send("Bob", body="x" * 60_000)
+    for what in removed:
+        live = len(deliveries(bus))
+        done = bus.done(PruneSlice("messages_by_capacity", 500, free_bytes=1))
+        assert done.result.removed_rows == 1
+        assert any(isinstance(fact, MessagesRemoved) for fact in done.facts) == (what == "messages")
+        assert len(deliveries(bus)) == live - (what == "deliveries")
+    require_exact_accounting(bus)
+    bus.close()

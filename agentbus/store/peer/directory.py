@@ -113,8 +113,7 @@ class DirectoryReader(Reader):
     """See the module's text. Open one per thread."""
 
     def directory(self, attached: Iterable[SessionId]) -> list[AgentCard]:
-        """All agents by name but people and the emitters of jobs, each with its sessions among those
-        attached."""
+        """All agents by name but people and emitters of jobs, each with its attached sessions."""
         sessions: defaultdict[AgentId, list[SessionCard]] = defaultdict(list)
         with self._snapshot():
             at_work = set(self._all(_AT_WORK))
