@@ -350,6 +350,22 @@ def test_a_wall_clock_that_jumps_loses_nobody(
     assert eventually(lambda: _closed(parent))["events"][-1]["code"] == "lost"
 
 
+def test_an_actor_of_a_job_that_fails_is_replaced_with_its_followers_and_deadlines(
+    bus: InProcessBus, parent: Client, job: Emitting
+) -> None:
+    job.emit(0, "accepted")
+    wait = Asking(bus, "job_events", job_id="cake", **{"from": 1})
+    pass_time(bus, 0)
+    jobs = bus.system._jobs
+    assert jobs is not None
+    jobs._streams.tell("cake", object())  # type: ignore[arg-type]  # nothing that it knows
+    eventually(lambda: any("JobStream" in error["what"] for error in bus.status()["errors"]))
+    job.emit(1)
+    assert types(wait.result()) == ["warning"]
+    pass_time(bus, IDLE_S)
+    assert eventually(lambda: _closed(parent))["events"][-1]["code"] == "lost"
+
+
 # --- cancel ---
 
 
