@@ -186,7 +186,7 @@ class InboxActor(PooledActor[InboxMessage]):
             case LeasesRenewed(_, leases):
                 for delivery_id, token in leases:
                     change = self._clocks.renew(delivery_id, token)
-                    if change is not None:  # refused: the next renewal brings it again
+                    if change is not None:  # refused: a later renewal brings it again
                         self._neighbours.ledger.tell(
                             Submit(change, WhenRefused(lambda error: None))
                         )
