@@ -59,7 +59,7 @@ $(VENV)/.installed-demo: $(METADATA) | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.installed-test: $(METADATA) | $(VENV)/bin/python
-	$(PIP) install --editable '.[install,search,test]'
+	$(PIP) install --editable '.[install,search,nats,s3,examples,test]'
 	@touch $@
 
 # No install scripts. Claude Code's program is then to be started where its platform package has it:

@@ -17,6 +17,8 @@ from actors.channel import ChannelDirectory
 from actors.feeds import Feeds
 from actors.inbox import InboxDirectory
 from actors.inbox_messages import LeasesRenewed, PeerWaiting, RequestAdvanced
+from actors.job_emitting import emission
+from actors.job_messages import JobEventAsked
 from actors.messages import (
     AttachmentMessage,
     CallSeen,
@@ -105,6 +107,7 @@ from agentbus.store.changes import (
     SubscriptionOpened,
     mutation,
 )
+from agentbus.store.jobs.changes import AppendJobEvent
 from agentbus.store.peer.reading import PeerReader
 
 READ_RETRY_S = 0.5
@@ -285,6 +288,11 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 | PeerWaiting()
             ):
                 self._peers.take(message)
+            case JobEventAsked(frame, reply_to):
+                self._require_ready()
+                event = emission(frame, self._bound)
+                make = partial(AppendJobEvent, event, callback=frame.callback, after=frame.after)
+                self._mutations.submit(event, str(event.event["seq"]), reply_to, make)
             case ReadinessChanged():
                 self._readiness_changed(message)
             case Detached():

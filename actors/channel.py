@@ -65,8 +65,8 @@ class ChannelActor(PooledActor[ChannelMessage]):
 class ChannelDirectory:
     """Channel id -> its actor, started at the first look. Thread-safe; holds no channel state.
 
-    A channel sleeps in its mailbox at the cost of a small object, so none is ever stopped before
-    the daemon ends. One that crashed is replaced at the next look.
+    A channel sleeps in its mailbox at the cost of a small object, so none is stopped before it is
+    removed or the daemon ends. One that crashed is replaced at the next look.
     """
 
     def __init__(self, dispatcher: Dispatcher, crashed: Crashed) -> None:
@@ -88,6 +88,13 @@ class ChannelDirectory:
                 )
                 self._channels[channel_id] = address
             return address
+
+    def forget(self, channel_id: ChannelId) -> None:
+        """A channel that is no more; its id never comes again."""
+        with self._lock:
+            address = self._channels.pop(channel_id, None)
+        if address is not None:
+            address.stop()
 
     def addresses(self) -> list[Address[ChannelMessage]]:
         """All channels that were looked at so far."""

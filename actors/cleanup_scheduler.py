@@ -65,6 +65,7 @@ ROUND: tuple[PruneWhat, ...] = (
     "subscriptions",
     "receipts",
     "deliveries",
+    "jobs",
 )
 
 WARN_EVERY_S = 86_400.0

@@ -13,6 +13,7 @@ from typing import Any
 from actors.base import Address
 from actors.human_desk_messages import HumanDeskMessage, PersonAsked
 from actors.inbox_messages import LeasesRenewed
+from actors.job_messages import JobAsked, JobDeskMessage, JobEventAsked
 from actors.messages import (
     STARTING,
     CallSeen,
@@ -43,6 +44,7 @@ from agentbus.errors import BusError, ValidationError, VersionMismatchError
 from agentbus.identity import Attachment
 from agentbus.ids import BusId
 from agentbus.limits import PROTOCOL_VERSION
+from agentbus.protocol.jobs import JOB_REQUESTS, parse_job_event, parse_job_request
 from agentbus.protocol.jsonrpc import (
     METHOD_NOT_FOUND,
     Notification,
@@ -91,6 +93,7 @@ class Desks:
     supervisor: Address[SupervisorMessage]
     waits: Address[WaitKeeperMessage]
     people: Address[HumanDeskMessage]
+    jobs: Address[JobDeskMessage]
 
 
 class FrontDoor:
@@ -142,6 +145,11 @@ class FrontDoor:
             route.address.tell(CompareHeldMemories(asked.held, reply))
         elif method == "peer":
             self._peer(connection, params, reply)
+        elif method == "job_event":
+            frame = parse_job_event(params)
+            self._route(frame.attachment, connection).address.tell(JobEventAsked(frame, reply))
+        elif method in JOB_REQUESTS:
+            self._desks.jobs.tell(JobAsked(parse_job_request(method, params), reply))
         elif method == "hello":
             reply.set(self._hello(connection, parse_hello(params)))
         elif method == "attach":

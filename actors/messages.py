@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 from actors.base import Address, Reply
 from actors.cleanup_messages import ToLedger, ToProjector, ToScheduler
 from actors.health import Readiness
+from actors.job_messages import JobEventAsked
 from actors.peer_messages import ToPeerDesk
 from actors.supervisor_messages import SupervisorMessage
 from agentbus.identity import Attachment, SenderBinding
@@ -226,6 +227,7 @@ AttachmentMessage: TypeAlias = (
     | ReadinessChanged
     | Detached
     | ToPeerDesk
+    | JobEventAsked
 )
 
 

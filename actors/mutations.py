@@ -16,6 +16,7 @@ from agentbus.config import Config
 from agentbus.errors import BusError, TooLargeError, ValidationError
 from agentbus.identity import Attachment, SenderBinding
 from agentbus.limits import KIB
+from agentbus.protocol.jobs import EmitJobEvent
 from agentbus.protocol.operations import MutatingOperation
 from agentbus.protocol.peer import PeerWriting
 from agentbus.rules.rates import Rates
@@ -52,7 +53,7 @@ class Mutations:
 
     def submit(
         self,
-        operation: MutatingOperation | PeerWriting,
+        operation: MutatingOperation | PeerWriting | EmitJobEvent,
         operation_id: str | None,
         reply_to: Reply,
         make: Callable[..., Change],

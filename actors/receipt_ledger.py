@@ -66,6 +66,7 @@ from agentbus.store.changes import (
     SubscriptionOpened,
 )
 from agentbus.store.connection import CommitUncertain, FilesGone
+from agentbus.store.jobs.changes import JobFact
 from agentbus.store.ledger import LedgerStatistics, LedgerStore
 from agentbus.store.mutation import Mutation
 from agentbus.store.peer.changes import DeliveryChanged
@@ -97,8 +98,9 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     1. Changes are applied in mailbox order; their sequences are in that order.
     2. A batch is committed when the mailbox is empty or the batch is full; a lone change at once.
-    3. Facts are told in commit order, never before the commit: those of deliveries to the inboxes,
-       before anything of the batch is answered, all others to the projector.
+    3. Facts are told in commit order, never before the commit: those of deliveries to the inboxes
+       and those of jobs to their actors, before anything of the batch is answered, all others to
+       the projector.
     4. When COMMIT itself fails, nobody knows what is on disk: all callers hear `unknown` and this
        actor dies; the daemon then ends and the next one reads the receipts from disk.
     5. While fenced no change is accepted, but for cursors moved by what was committed before: of
@@ -124,6 +126,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         config: Config,
         desk: InspectionDesk | None = None,
         tell_inboxes: Callable[[DeliveryChanged], None] = lambda change: None,
+        tell_jobs: Callable[[JobFact], None] = lambda fact: None,
     ) -> None:
         super().__init__()
         self._config_path = config.path
@@ -135,6 +138,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._projector = projector
         self._desk = desk
         self._tell_inboxes = tell_inboxes
+        self._tell_jobs = tell_jobs
         self._store: LedgerStore | None = None
         self._batch: list[Submit] = []
         self._batch_bytes = 0
@@ -390,6 +394,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 for fact in outcome.facts:
                     if isinstance(fact, DeliveryChanged):
                         self._tell_inboxes(fact)
+                    elif isinstance(fact, JobFact):
+                        self._tell_jobs(fact)
                     else:
                         facts.append(fact)
         without_room: list[Submit] = []

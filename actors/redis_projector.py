@@ -60,6 +60,7 @@ from agentbus.rules.query import EngineName
 from agentbus.store.changes import Fact, MessageAppended, MessagesRemoved
 from agentbus.store.connection import DatabaseUnusable
 from agentbus.store.fts import require_fts5
+from agentbus.store.jobs.changes import ChannelRemoved
 from agentbus.store.reader import Reader
 
 _log = logging.getLogger(__name__)
@@ -237,6 +238,11 @@ class RedisProjectorActor(BusActor[ProjectorMessage]):
                 content = []
                 reach("before_removal")
                 self._writer.remove(fact.channel_id, fact.through, fact.sequences)
+            elif isinstance(fact, ChannelRemoved):
+                self._write_content(content)
+                content = []
+                self._writer.drop(fact.channel_id, fact.through)
+                self._channels.forget(fact.channel_id)
         self._write_content(content)
 
     def _write_content(self, facts: list[ContentFact]) -> None:

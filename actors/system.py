@@ -30,6 +30,7 @@ from actors.front_door import Desks, FrontDoor
 from actors.human_desk import HumanDeskActor, person_of_this_process
 from actors.inbox import InboxDirectory, InboxNeighbours
 from actors.inspections import InspectionDesk, InspectionStatistics
+from actors.jobs import JobActors
 from actors.messages import CheckRedis, Detached, ReadinessChanged
 from actors.notices import notice_frame
 from actors.pool import Dispatcher, PooledActor
@@ -58,6 +59,7 @@ from agentbus.projection.streams import StreamReader
 from agentbus.rules.query import SearchEngine
 from agentbus.store.connection import CommitUncertain, DatabaseUnusable
 from agentbus.store.fts import TextSearch
+from agentbus.store.jobs.reading import JobReader
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.peer.people import PeopleReader
 from agentbus.store.peer.reading import PeerReader
@@ -101,6 +103,7 @@ class System:
         self._dispatcher: Dispatcher | None = None
         self._listener: Listener | None = None
         self._desk: InspectionDesk | None = None
+        self._jobs: JobActors | None = None
         self._registrar: Address[Any] | None = None
         self._projector: Address[Any] | None = None
         self._flow: list[Address[Any]] = []  # ledger and projector, in the order of the flow
@@ -147,12 +150,22 @@ class System:
             self._crashed,
         )
         keeper = WaitKeeperActor(self._open_store, channels, timer)
+        jobs = self._jobs = JobActors(
+            lambda: JobReader(database_path(config)),
+            lambda: ledger_actor.address,
+            dispatcher,
+            timer,
+            config,
+            clock,
+            self._crashed,
+        )
         ledger_actor = ReceiptLedgerActor(
             lambda: LedgerStore(database_path(config), config, clock),
             projector_actor.address,
             config,
             self._desk,
             inboxes.tell,
+            jobs.tell,
         )
         # The ledger first: it makes the database that the others read.
         ledger = self._begin(ledger_actor, self._flow, within_s=DATABASE_OPEN_SECONDS)
@@ -213,6 +226,7 @@ class System:
                 "channels": {"actors": len(channels.addresses())},
                 "waits": {"waiting": keeper.waiting},
                 "inboxes": inboxes.statistics(),
+                "jobs": jobs.statistics(),
             },
         )
         reporter = self._begin(ReporterActor(sources, timer, config, clock), self._threaded)
@@ -224,7 +238,8 @@ class System:
             person_of_this_process(),
         )
         people = self._begin(human_desk, self._threaded)
-        desks = Desks(registrar, reporter, self._supervisor, waits, people)
+        job_desk = jobs.start(lambda actor: self._begin(actor, self._threaded))
+        desks = Desks(registrar, reporter, self._supervisor, waits, people, job_desk)
         door = FrontDoor(desks, self._routes, config, bus_id, clock)
         listening = bind_socket(self._paths, self._lock, os.getuid())
         listener = self._listener = Listener(
@@ -307,7 +322,8 @@ class System:
     def _actor_statistics(self) -> list[ActorStatistics]:
         live = [route.address for route in self._routes.all()]
         fixed = (*self._flow, *self._threaded, *self._pooled)
-        return [address.statistics() for address in (*fixed, *self._inspectors(), *live)]
+        workers = self._jobs.addresses() if self._jobs is not None else ()
+        return [address.statistics() for address in (*fixed, *workers, *self._inspectors(), *live)]
 
     def _inspectors(self) -> tuple[Address[Any], ...]:
         return self._desk.addresses if self._desk is not None else ()
@@ -376,6 +392,8 @@ class System:
         self._answer_stops(ledger_has_ended)
         if self._desk is not None:
             self._desk.cancel()  # the ledger has answered whoever waited for a verdict
+        if self._jobs is not None:
+            self._jobs.stop_workers()
         clean &= _stop_in_turn([*self._inspectors(), *self._threaded], deadline_s)
         if self._desk is not None:
             self._desk.close()

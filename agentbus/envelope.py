@@ -17,8 +17,9 @@ from agentbus.identity import SenderBinding
 from agentbus.ids import AgentId, MessageId, Sequence, SessionId
 from agentbus.limits import KIB
 
-ChannelKind = Literal["ordinary", "memory", "inbox"]
-"""An inbox holds what was sent directly to one agent: not to be subscribed to or sent to."""
+ChannelKind = Literal["ordinary", "memory", "inbox", "job"]
+"""An inbox holds what was sent directly to one agent: not to be subscribed to or sent to. A job's
+channel holds its events: not to be sent to."""
 
 PeerKind = Literal["info", "request", "response", "ack"]
 """Of a direct message; it is the `type` of its envelope."""

@@ -45,6 +45,8 @@ POINTS: Final = {
     "before_cursor_commit": "attachment: a batch of handoff reports is about to go to the ledger",
     "after_cursor_commit": "ledger: positions are committed, their reports not answered",
     "during_inspection": "inspector: the inspection command runs",
+    "before_callback": "callback: an event is about to be posted",
+    "after_callback": "callback: an event was posted, nobody has written that down",
     "before_handoff_write": "adapter: a result with messages is about to be written",
     "after_handoff_write": "adapter: its last byte has left, the messages do not count as handed",
     "before_report": "adapter: messages count as handed off, the daemon does not know",

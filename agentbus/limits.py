@@ -150,3 +150,26 @@ HUMAN_PREFIX = "human:"
 
 INBOX_PREFIX = "@"
 """Of the channel that holds what is sent to an agent: `@` and its name."""
+
+# --- jobs ---
+
+JOBS_AGENT = "job:emitter"
+JOB_APPLICATION = "job"
+"""Whose sessions emit the events of jobs; their conversations are the jobs. Nobody to write to."""
+
+JOB_REASON_CHARACTERS = 200
+"""Of why a job shall end."""
+
+JOB_WAIT_MS_MAX = 60_000
+"""A request that waits for a job is answered after so long at most."""
+
+JOB_EVENTS_MAX = 1000
+JOB_EVENTS_BYTES = MIB
+"""Of one page of a job's events, one event at least."""
+
+JOB_PAGE_MAX = 1000
+"""Jobs or dead letters of one answer."""
+
+CALLBACK_ATTEMPTS = 3
+CALLBACK_ATTEMPTS_MAX = 100
+CALLBACK_HOSTS_MAX = 64

@@ -21,6 +21,11 @@ Usage:
   agentbus reset [--config PATH] [--json] [--yes]
   agentbus wait [--channel NAME]... [--timeout SECONDS] [--session ID] [--hook]
   agentbus hook EVENT [--harness NAME]
+  agentbus job run [--sink SINK] [--prefix PREFIX] [--job ID] [--ndjson] [--] COMMAND [ARGUMENT]...
+  agentbus job tail ID [--broker URL] [--from SEQ]
+  agentbus job list [--open] [--limit N] [--json]
+  agentbus job cancel ID [--broker URL]
+  agentbus job receive [--port PORT] [--host HOST] [--job ID]
   agentbus (-h | --help)
   agentbus --version
 
@@ -32,6 +37,12 @@ Commands:
   reset    Delete everything on the bus; asks first.
   wait     Block until a message waits for a conversation; moves no cursor.
   hook     What a harness runs at its events; see agentbus-admin install.
+  job run      Run a tool that emits events, show them, print its result; Ctrl-C cancels it.
+  job tail     Print the events of a job, one a line, from the first one to the end.
+  job list     The jobs of the bus, the newest first.
+  job cancel   Ask a job to end.
+  job receive  Take callbacks and print their events, one a line; with --job to the end of that
+               job. AGENTBUS_CALLBACK_SECRET is their secret.
 
 Options:
   --agent NAME    The agent's persistent name; the name of the current folder if left out.
@@ -46,13 +57,26 @@ Options:
   --timeout SECONDS  Give up after so long; an hour if left out.
   --hook          Answer as a Stop hook of Claude Code: exit 2 begins a turn.
   --harness NAME  claude-code, codex or gemini [default: claude-code].
+  --sink SINK     How the tool's events come back: events (on its stdout), file, file:PATH,
+                  callback, agentbus:, redis://..., nats://... [default: events].
+  --prefix PREFIX  Of the tool's environment variables [default: AGENTBUS_].
+  --job ID        The job's id; a random one if left out.
+  --ndjson        Print every event on stdout, one a line, instead of the result.
+  --broker URL    Where the job's events are: agentbus:, redis://..., nats://...
+                  [default: agentbus:].
+  --open          Only jobs that have not ended.
+  --limit N       At most so many, 1 to 1000.
+  --from SEQ      The first event to print; 0 if left out.
+  --port PORT     Where to listen; any free port if left out.
+  --host HOST     The address to listen on [default: 127.0.0.1].
   -h --help       Show this.
   --version       Show the version.
 
 Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no daemon is running;
 of daemon: 65 the database cannot be used; 75 another daemon is running. Of wait: 0 woken; 1 time is
 up; 2 error, and with --hook the wake; 3 replaced by a newer wait of the same session; 4 the harness
-process is gone.
+process is gone. Of job: by the terminal event, 0 succeeded, 2 usage, 3 blocked_url, 4 extraction,
+5 formatting, 1 general or lost; for a code of the tool's own, what its process exited with.
 """
 
 
@@ -80,6 +104,10 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.wait import wait
 
         return wait(arguments)
+    if arguments["job"]:
+        from agentbus.cli.job import job
+
+        return job(arguments)
     if arguments["hook"]:
         from agentbus.cli.hook import hook
 

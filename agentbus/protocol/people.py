@@ -6,8 +6,7 @@ user who owns the bus, without an attachment: no tool of an agent leads to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from agentbus.errors import ValidationError
@@ -25,6 +24,7 @@ from agentbus.limits import (
 )
 from agentbus.protocol.fields import Check, Choice, Flag, Integer, Text, Texts
 from agentbus.protocol.peer import PeerSend
+from agentbus.protocol.requests import parse_request
 
 DECISIONS = ("approve", "reject", "redirect", "nudge", "reassign", "cancel")
 NEED_INSTRUCTIONS = ("redirect", "nudge")
@@ -165,22 +165,4 @@ PERSONS_REQUESTS: dict[str, type[PersonsRequest]] = {
 
 def parse_persons_request(method: str, params: Any) -> PersonsRequest:
     """Check the parameters of one of `PERSONS_REQUESTS`. Raises ValidationError."""
-    request = PERSONS_REQUESTS[method]
-    if not isinstance(params, dict):
-        raise ValidationError(f"{method}: the parameters must be an object")
-    values: dict[str, Any] = {}
-    for key, value in params.items():
-        check: Callable[[Any], Any] | None = request.FIELDS.get(key)
-        if check is None:
-            known = ", ".join(request.FIELDS)
-            raise ValidationError(f"{method}: unknown parameter {key!r:.60}; known: {known}")
-        if value is None:
-            continue
-        try:
-            values[key] = check(value)
-        except ValidationError as error:
-            raise ValidationError(f"{method}: {key} {error.message}") from None
-    for field in fields(request):
-        if field.default is MISSING and field.name not in values:
-            raise ValidationError(f"{method}: the parameter {field.name} is required")
-    return request(**values)
+    return parse_request(PERSONS_REQUESTS[method], params)

@@ -20,7 +20,12 @@ from agentbus.encoding import check_text, raw
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment, IdentitySource, SessionIdentity
 from agentbus.ids import Generation, MessageId, Sequence, SessionId
-from agentbus.limits import PEER_CAPABILITIES, PEER_ID_CHARACTERS
+from agentbus.limits import (
+    JOB_APPLICATION,
+    JOBS_AGENT,
+    PEER_CAPABILITIES,
+    PEER_ID_CHARACTERS,
+)
 from agentbus.protocol.fields import Text, check_name, describe
 from agentbus.rules.names import reserved_prefix
 
@@ -435,8 +440,14 @@ def parse_wait(params: Any) -> Wait:
 def parse_attach(params: Any) -> Attach:
     read = Fields("attach", params, _ATTACH)
     presence = params.get("presence") is None or read.flag("presence")
+    agent = _agent_name(read.name("agent"))
+    if agent == JOBS_AGENT and read.name("application") != JOB_APPLICATION:
+        raise ValidationError(
+            f"attach: agent {agent!r} is that of the emitters of jobs, whose application is "
+            f"{JOB_APPLICATION!r}; choose another name"
+        )
     return Attach(
-        agent=_agent_name(read.name("agent")),
+        agent=agent,
         identity=SessionIdentity(
             application=read.name("application"),
             conversation=read.name("conversation"),

@@ -23,6 +23,7 @@ from agentbus.protocol.operations import (
     Subscribe,
     Unsubscribe,
 )
+from agentbus.store.jobs.changes import ChannelRemoved, JobChange, JobFact
 from agentbus.store.mutation import Mutation
 from agentbus.store.peer.changes import DeliveryChanged, PeerChange
 
@@ -34,6 +35,7 @@ PruneWhat = Literal[
     "receipts",
     "subscriptions",
     "deliveries",
+    "jobs",
 ]
 SubscriptionId = int
 """Row id of a subscription, never reused: a report for an older one cannot move a newer one."""
@@ -161,6 +163,7 @@ Change: TypeAlias = (
     | BindSession
     | PruneSlice
     | PeerChange
+    | JobChange
 )
 
 
@@ -262,6 +265,8 @@ Fact: TypeAlias = (
     | SubscriptionExpired
     | MessagesRemoved
     | DeliveryChanged
+    | ChannelRemoved
+    | JobFact
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
-from agentbus.envelope import PeerKind
+from agentbus.envelope import ChannelKind, PeerKind
 from agentbus.errors import ValidationError
 from agentbus.limits import PEER_CAPABILITIES, PEER_ID_CHARACTERS
 from agentbus.protocol.fields import (
@@ -26,6 +26,7 @@ from agentbus.protocol.fields import (
 )
 from agentbus.protocol.people import Decision
 from agentbus.rules.receipts import FINGERPRINT_BYTES
+from agentbus.store.jobs.changes import JobOutcome, JobState, OutboxState
 from agentbus.store.peer.changes import (
     DeliveryState,
     InterventionSource,
@@ -39,8 +40,11 @@ from agentbus.store.schema import (
     Consultation,
     Delivery,
     Intervention,
+    Job,
+    JobEvent,
     Message,
     NoticeShown,
+    OutboxEntry,
     Presented,
     Receipt,
     RemovedMessages,
@@ -102,7 +106,7 @@ class _Fingerprint:
 
 JSON_OBJECT: Final = _Object()
 JSON_LIST: Final = _List()
-CHANNEL_KIND: Final = Choice(("ordinary", "memory", "inbox"))
+CHANNEL_KIND: Final = Choice(get_args(ChannelKind))
 PEER_KIND: Final = Choice(get_args(PeerKind))
 _REPLY_STATE: Final = Choice(get_args(ReplyState))
 _CAPABILITIES: Final = Texts(0, PEER_CAPABILITIES, PEER_ID_CHARACTERS)
@@ -335,6 +339,65 @@ KINDS: Final = (
         Consultation,
         {"session": ID, "delivery": ANY_TEXT, "requests": COUNTED, "started_at_us": TIME},
         order="session, delivery",
+    ),
+    Kind(
+        "job",
+        "jobs",
+        Job,
+        {
+            "id": ID,
+            "channel": COUNTED,
+            "state": Choice(get_args(JobState)),
+            "last_seq": Integer(-1, _COUNT_MAX),
+            "last_event_us": TIME,
+            "opened_at_us": TIME,
+            "closed_at_us": TIME,
+            "outcome": Choice(get_args(JobOutcome)),
+            "code": ANY_TEXT,
+            "synthetic": Flag(),
+            "cancel_requested_us": TIME,
+            "cancel_reason": ANY_TEXT,
+            "session": ID,
+            "callback": JSON_OBJECT,
+        },
+        frozenset(
+            (
+                "channel",
+                "closed_at_us",
+                "outcome",
+                "code",
+                "cancel_requested_us",
+                "cancel_reason",
+                "session",
+                "callback",
+            )
+        ),
+    ),
+    Kind(
+        "job_event",
+        "job_events",
+        JobEvent,
+        {"channel": COUNTED, "seq": NUMBER, "sequence": COUNTED, "fingerprint": _Fingerprint()},
+        order="channel, seq",
+    ),
+    Kind(
+        "callback",
+        "callbacks",
+        OutboxEntry,
+        {
+            "id": COUNTED,
+            "job": ID,
+            "seq": NUMBER,
+            "terminal": Flag(),
+            "state": Choice(get_args(OutboxState)),
+            "attempts": NUMBER,
+            "next_at_us": TIME,
+            "last_error": ANY_TEXT,
+            "created_at_us": TIME,
+            "dead_at_us": TIME,
+            "body": ANY_TEXT,
+        },
+        frozenset(("last_error", "dead_at_us")),
     ),
 )
 """In the order of the file: what a record refers to stands before it (a session's parent apart)."""

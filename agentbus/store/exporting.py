@@ -92,14 +92,18 @@ def _records(connection: sqlite3.Connection, kind: Kind) -> Iterator[dict[str, A
 
 
 def _as_json(name: str, value: Any) -> Any:
+    if value is None:
+        return None
     match name:
         case "envelope" | "result":
             return raw(value)
-        case "capabilities" | "detail":
+        case "capabilities" | "detail" | "callback":
             return raw(value.encode())
-        case "told":
+        case "told" | "synthetic" | "terminal":
             return bool(value)
         case "fingerprint":
             return value.hex()
+        case "body":
+            return value.decode()
         case _:
             return value

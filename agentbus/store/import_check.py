@@ -2,7 +2,8 @@
 
 Owns what a record must be to those before it, so that a file whose checksum fits, but which no bus
 has written, becomes no bus whose readers pass over messages without a word. What a field may be by
-itself is export_kinds.py's; what direct messages must be, peer/import_check.py's. Touches neither a
+itself is export_kinds.py's; what direct messages and jobs must be, peer/import_check.py's and
+jobs/import_check.py's. Touches neither a
 file nor a database; any thread.
 """
 
@@ -16,6 +17,7 @@ from agentbus.errors import ValidationError
 from agentbus.limits import DEFAULT_CHANNEL, INBOX_PREFIX
 from agentbus.store.export_format import check_envelope
 from agentbus.store.export_kinds import Kind
+from agentbus.store.jobs.import_check import JobRecords
 from agentbus.store.peer.import_check import DirectRecords
 
 
@@ -54,6 +56,7 @@ class Records:
         self._last_message = 0
         self._memories: dict[str, _Memory] = {}
         self._positions: set[int] = set()  # of memories
+        self._jobs = JobRecords(self._sessions)
         self._direct = DirectRecords(self._agents.keys(), self._sessions, self._last_sequence)
 
     def row(self, kind: Kind, record: dict[str, Any], line: int) -> tuple[Any, ...]:
@@ -92,8 +95,15 @@ class Records:
                 self._direct.take_presented(record)
             case "notice_shown":
                 self._direct.take_notice_shown(record)
-            case _:  # consultation
+            case "consultation":
                 self._direct.take_consultation(record)
+            case "job":
+                self._jobs.take_job(record)
+            case "job_event":
+                self._jobs.take_event(record)
+            case _:  # callback
+                self._jobs.take_callback(record)
+                record["body"] = record["body"].encode()
         return tuple(record.values())
 
     def end(self) -> tuple[str, int | None] | None:
@@ -107,7 +117,7 @@ class Records:
         for name, channel in self._named.items():
             if channel.removed_to != channel.removed_through:
                 return f"channel {name!r} has no record of all that was removed from it", None
-        missing = self._direct.missing()
+        missing = self._direct.missing() or self._jobs.missing()
         return None if missing is None else (missing, None)
 
     def _take_session(self, record: dict[str, Any], line: int) -> None:
@@ -132,6 +142,8 @@ class Records:
                 and any(name.lstrip(INBOX_PREFIX) == agent for name in self._agents.values()),
                 f"an inbox is named {INBOX_PREFIX} and the name of an agent of the export",
             )
+        elif record["kind"] == "job":
+            self._jobs.take_channel(record["id"], record["name"])
         channel = _Channel(
             record["id"],
             record["kind"],
@@ -187,6 +199,8 @@ class Records:
             self._take_revision(record, channel)
         if channel.kind == "inbox":
             self._direct.take_message(envelope)
+        elif channel.kind == "job":
+            self._jobs.take_message(channel.channel_id, sequence)
         self._last_message = sequence
         return (
             sequence,

@@ -63,6 +63,22 @@ from agentbus.store.connection import (
 )
 from agentbus.store.fts import TextIndex
 from agentbus.store.integrity import check_pages
+from agentbus.store.jobs.appending import (
+    admit_event,
+    append_event,
+    cancel_job,
+    close_lost_job,
+    forget_job,
+)
+from agentbus.store.jobs.changes import (
+    AppendJobEvent,
+    CancelJob,
+    CloseLostJob,
+    ForgetJob,
+    ReplayCallbacks,
+    SettleCallback,
+)
+from agentbus.store.jobs.outbox import replay_callbacks, settle_callback
 from agentbus.store.memories import remove_memory, revise_memory
 from agentbus.store.mutation import Mutation
 from agentbus.store.opening import close_bus, open_bus
@@ -115,6 +131,12 @@ _HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
     MarkShown: mark_shown,
     ListOpenDeliveries: list_open,
     Decide: decide,
+    AppendJobEvent: append_event,
+    CloseLostJob: close_lost_job,
+    ForgetJob: forget_job,
+    CancelJob: cancel_job,
+    SettleCallback: settle_callback,
+    ReplayCallbacks: replay_callbacks,
 }
 
 
@@ -220,7 +242,10 @@ class LedgerStore:
         """
         work = Work(self._connection, self._config, self._committed, self._clock.wall_us())
         try:
-            admission = admit(work, change)
+            if isinstance(change, AppendJobEvent):
+                admission: object = admit_event(work, change)
+            else:
+                admission = admit(work, change)
         except BusError as error:
             return Refused(error)
         except sqlite3.Error as error:

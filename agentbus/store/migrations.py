@@ -84,7 +84,7 @@ def _to_3(connection: sqlite3.Connection) -> None:
 
 
 def _to_4(connection: sqlite3.Connection) -> None:
-    """Direct messages: deliveries and what belongs to them; agents say what they know."""
+    """Direct messages: deliveries and what belongs to them; agents say what they know. Jobs."""
     for statement in (
         'CREATE TABLE "agents_4" ("id" TEXT NOT NULL PRIMARY KEY, "name" TEXT NOT NULL, '
         '"created_at_us" INTEGER NOT NULL, "description" TEXT, "capabilities" TEXT NOT NULL)',
@@ -132,6 +132,25 @@ def _to_4(connection: sqlite3.Connection) -> None:
         'CREATE TABLE "consultations" ("session" TEXT NOT NULL, "delivery" TEXT NOT NULL, '
         '"requests" INTEGER NOT NULL, "started_at_us" INTEGER NOT NULL, '
         'PRIMARY KEY ("delivery", "session")) WITHOUT ROWID',
+        'CREATE TABLE "jobs" ("id" TEXT NOT NULL PRIMARY KEY, "channel" INTEGER, '
+        '"state" TEXT NOT NULL, "last_seq" INTEGER NOT NULL, "last_event_us" INTEGER NOT NULL, '
+        '"opened_at_us" INTEGER NOT NULL, "closed_at_us" INTEGER, "outcome" TEXT, "code" TEXT, '
+        '"synthetic" INTEGER NOT NULL, "cancel_requested_us" INTEGER, "cancel_reason" TEXT, '
+        '"session" TEXT, "callback" TEXT)',
+        'CREATE INDEX "jobs_channel" ON "jobs" ("channel")',
+        'CREATE INDEX "jobs_closed_at_us" ON "jobs" ("closed_at_us")',
+        'CREATE INDEX "job_open" ON "jobs" ("opened_at_us") WHERE "state" = \'open\'',
+        'CREATE TABLE "job_events" ("channel" INTEGER NOT NULL, "seq" INTEGER NOT NULL, '
+        '"sequence" INTEGER NOT NULL, "fingerprint" BLOB NOT NULL, '
+        'PRIMARY KEY ("channel", "seq")) WITHOUT ROWID',
+        'CREATE TABLE "outbox" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, '
+        '"job" TEXT NOT NULL, "seq" INTEGER NOT NULL, "terminal" INTEGER NOT NULL, '
+        '"state" TEXT NOT NULL, "attempts" INTEGER NOT NULL, "next_at_us" INTEGER NOT NULL, '
+        '"last_error" TEXT, "created_at_us" INTEGER NOT NULL, "dead_at_us" INTEGER, '
+        '"body" BLOB NOT NULL)',
+        'CREATE INDEX "outbox_dead_at_us" ON "outbox" ("dead_at_us")',
+        'CREATE INDEX "outbox_job_id" ON "outbox" ("job", "id")',
+        'CREATE INDEX "outbox_pending" ON "outbox" ("job", "id") WHERE "state" = \'pending\'',
         # A NULL and two characters more in each row of an agent.
         "UPDATE meta SET value = value + 10 * (SELECT COUNT(*) FROM agents) "
         "WHERE key = 'logical_bytes'",

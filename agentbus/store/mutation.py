@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agentbus.errors import ConflictError
 from agentbus.identity import Attachment, SenderBinding
+from agentbus.protocol.jobs import EmitJobEvent
 from agentbus.protocol.operations import MutatingOperation
 from agentbus.protocol.peer import PeerWriting
 
@@ -14,7 +15,7 @@ from agentbus.protocol.peer import PeerWriting
 class Mutation:
     """A change with a receipt and a rate. `fingerprint` comes from rules/receipts.py."""
 
-    operation: MutatingOperation | PeerWriting
+    operation: MutatingOperation | PeerWriting | EmitJobEvent
     operation_id: str
     fingerprint: bytes
     sender: SenderBinding

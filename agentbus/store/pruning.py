@@ -1,5 +1,5 @@
 """One bounded slice of cleanup: the oldest messages, old tombstones, receipts, idle subscriptions,
-records of direct messages that are gone.
+records of direct messages and jobs that are gone.
 
 Owns what such a slice removes and the ranges it records, so that no reader misses a message without
 being told. Never decides when to clean up. Runs on the ledger's thread.
@@ -27,6 +27,7 @@ from agentbus.store.changes import (
     SubscriptionExpired,
     SubscriptionRow,
 )
+from agentbus.store.jobs.retention import remove_events, remove_jobs
 from agentbus.store.peer.retention import close_deliveries, message_ids, remove_deliveries
 from agentbus.store.schema import (
     PLACE,
@@ -104,6 +105,8 @@ def prune_slice(work: Work, change: PruneSlice) -> Done:
             return _subscriptions(work, change.max_rows)
         case "deliveries":
             return _deliveries(work, change.max_rows)
+        case "jobs":
+            return _jobs(work, change.max_rows)
 
 
 def _messages_by_age(work: Work, max_rows: int) -> Done:
@@ -145,6 +148,15 @@ def _deliveries(work: Work, max_rows: int) -> Done:
     return Done(PruneResult(removed_rows, removed_rows >= max_rows))
 
 
+def _jobs(work: Work, max_rows: int) -> Done:
+    """A closed job goes when its events are gone and nobody is subscribed to it."""
+    oldest = _oldest(work, 1)
+    closed_until_us = oldest[0][2] if oldest else work.now_us
+    dead_until_us = over_since_us(work.now_us, work.config.message_retention_hours)
+    removed_rows, facts = remove_jobs(work, closed_until_us, dead_until_us, max_rows)
+    return Done(PruneResult(removed_rows, removed_rows >= max_rows), tuple(facts))
+
+
 def _oldest(work: Work, max_rows: int) -> list[_OldestRow]:
     """The first ordinary messages in the order of their commits."""
     return work.execute(_SELECT_OLDEST, (work.staged.ordinary_from, max_rows)).fetchall()
@@ -162,6 +174,9 @@ def _remove(work: Work, rows: list[_OldestRow], cause: GapCause) -> tuple[Fact, 
     removed: defaultdict[ChannelId, list[Sequence]] = defaultdict(list)
     for sequence, channel_id, _, _ in rows:
         removed[channel_id].append(sequence)
+    for channel_id, sequences in removed.items():
+        if work.changing(channel_id).kind == "job":
+            remove_events(work, channel_id, len(sequences))
     return (
         *(
             _removed(work, channel_id, tuple(sequences), cause)

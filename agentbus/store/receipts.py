@@ -66,12 +66,17 @@ def admit(work: Work, change: Mutation) -> Admission | Done:
         fingerprint, result, _, expires_at_us = earlier
         if expires_at_us > work.now_us:
             return _repeat(change, fingerprint, result)
+    require_rate(change)
+    return Admission(earlier)
+
+
+def require_rate(change: Mutation) -> None:
+    """Raises RateLimitedError for what its session had no rate left for."""
     if not change.rate_ok:
         raise RateLimitedError(
             "this session's send rate is used up; wait, then try again with the same operation id",
             retry_after_ms=change.retry_after_ms,
         )
-    return Admission(earlier)
 
 
 def _key(change: Mutation) -> Row:

@@ -326,6 +326,79 @@ class Consultation(Base):
         without_rowid = True
 
 
+class Job(Base):
+    """A job and how far it is. `channel` is null while nothing but a cancel is known of it.
+
+    `last_seq` is -1 before the first event. `session`: the last one that emitted. `callback`: JSON
+    of where its events are posted to. `synthetic`: nobody in the job wrote its terminal event.
+    """
+
+    id = TextField(primary_key=True)
+    channel = IntegerField(null=True, index=True)
+    state = TextField()
+    last_seq = BigIntegerField()
+    last_event_us = BigIntegerField()
+    opened_at_us = BigIntegerField()
+    closed_at_us = BigIntegerField(null=True, index=True)
+    outcome = TextField(null=True)
+    code = TextField(null=True)
+    synthetic = BooleanField()
+    cancel_requested_us = BigIntegerField(null=True)
+    cancel_reason = TextField(null=True)
+    session = TextField(null=True)
+    callback = TextField(null=True)
+
+    class Meta:
+        table_name = "jobs"
+
+
+IS_OPEN_JOB = SQL("\"state\" = 'open'")
+Job.add_index(Job.index(Job.opened_at_us, name="job_open").where(IS_OPEN_JOB))
+
+
+class JobEvent(Base):
+    """Which message of a job's channel carries which event. Goes with its message."""
+
+    channel = IntegerField()
+    seq = BigIntegerField()
+    sequence = BigIntegerField()
+    fingerprint = BlobField()
+
+    class Meta:
+        table_name = "job_events"
+        primary_key = CompositeKey("channel", "seq")
+        without_rowid = True
+
+
+class OutboxEntry(Base):
+    """An event that is still to be posted to its job's callback, or that could not be.
+
+    `body`: the exact bytes to post. `state`: pending, or dead after the last attempt.
+    """
+
+    id = IntegerField(primary_key=True, constraints=[SQL("AUTOINCREMENT")])
+    job = TextField()
+    seq = BigIntegerField()
+    terminal = BooleanField()
+    state = TextField()
+    attempts = IntegerField()
+    next_at_us = BigIntegerField()
+    last_error = TextField(null=True)
+    created_at_us = BigIntegerField()
+    dead_at_us = BigIntegerField(null=True, index=True)
+    body = BlobField()
+
+    class Meta:
+        table_name = "outbox"
+        indexes = ((("job", "id"), False),)
+
+
+IS_PENDING = SQL("\"state\" = 'pending'")
+OutboxEntry.add_index(
+    OutboxEntry.index(OutboxEntry.job, OutboxEntry.id, name="outbox_pending").where(IS_PENDING)
+)
+
+
 class Meta(Base):
     """schema_version, bus_id, last_sequence, last_generation, logical_bytes, purged_through."""
 
@@ -350,6 +423,9 @@ DATA_TABLES: tuple[Table, ...] = (
     Presented,
     NoticeShown,
     Consultation,
+    Job,
+    JobEvent,
+    OutboxEntry,
 )
 """Everything that counts against the budget and that a reset empties."""
 

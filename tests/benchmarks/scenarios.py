@@ -12,6 +12,7 @@ from itertools import islice
 from statistics import median
 from typing import Any, TypeAlias
 
+from tests.benchmarks.jobs import measure_jobs
 from tests.benchmarks.outages import measure_rebuild, measure_redis_killed
 from tests.benchmarks.reading import measure_backlog, measure_fanout, measure_long_readers
 from tests.benchmarks.scale import FULL, QUICK, Rounds, Scale
@@ -27,9 +28,10 @@ SCENARIOS: dict[str, Measure] = {
     "long-readers-100k": measure_long_readers,
     "channels-5k": measure_channels,
     "sessions-200": measure_sessions,
+    "jobs-100k": measure_jobs,
 }
 
-MUST_NOT_BE = ("lost", "twice")
+MUST_NOT_BE = ("lost", "twice", "out of order")
 
 GOALS: dict[tuple[str, str], str] = {
     ("fanout-32", "deliveries/s"): "at least 30,000",
@@ -40,6 +42,9 @@ GOALS: dict[tuple[str, str], str] = {
     ("long-readers-100k", "WAL MiB, readers on the bus"): "under 64",
     ("channels-5k", "accept p50 / 1 channel"): "at most 1.2",
     ("channels-5k", "threads beyond 1 channel's"): "at most 64",
+    ("jobs-100k", "lost"): "0",
+    ("jobs-100k", "twice"): "0",
+    ("jobs-100k", "out of order"): "0",
     ("sessions-200", "daemon RSS MiB"): "under 250",
     ("sessions-200", "daemon CPU %"): "under 1",
     ("sessions-200", "adapter RSS MiB"): "under 80",

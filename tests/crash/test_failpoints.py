@@ -117,8 +117,12 @@ DRIVES: dict[str, Callable[[World], None]] = {
 }
 
 
-ELSEWHERE = {"before_migration", "during_migration", "after_migration", "during_import"}
-"""Need an older file, or an export: killed in tests/store/test_migrations.py and test_export.py."""
+ELSEWHERE = {
+    *("before_migration", "during_migration", "after_migration", "during_import"),
+    *("before_callback", "after_callback"),
+}
+"""Need an older file, an export or a job with a callback: killed in tests/store/test_migrations.py,
+tests/store/test_export.py and tests/jobs/test_bus.py."""
 
 
 def test_each_failpoint_is_killed_somewhere() -> None:

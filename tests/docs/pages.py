@@ -20,7 +20,7 @@ from tests.architecture.tree import ROOT
 
 DOCS = ROOT / "docs"
 
-_RESERVED = ("talk_", "job_")
+_RESERVED = ("talk_",)
 """Settings of parts that do not exist in this version: checked, shown, without effect."""
 
 _SETTINGS_HEAD = """\
@@ -59,6 +59,12 @@ _SETTINGS_FOOT = """
 
 These are read and checked, so that a file written today stays valid, but nothing uses them yet:
 
+"""
+
+_SETTINGS_OF_TOOLS = """
+## Settings of tools
+
+Tools that run as [jobs](jobs.md) are told by their environment, not by this file.
 """
 
 _TOOLS_HEAD = """\
@@ -109,7 +115,7 @@ def settings_page() -> str:
     reserved = [row for row in SETTINGS if row.name.startswith(_RESERVED)]
     lines = [_setting_line(row) for row in in_use]
     waiting = ", ".join(f"`{row.name}`" for row in reserved)
-    return f"{_SETTINGS_HEAD}{''.join(lines)}{_SETTINGS_FOOT}{waiting}.\n"
+    return f"{_SETTINGS_HEAD}{''.join(lines)}{_SETTINGS_FOOT}{waiting}.\n{_SETTINGS_OF_TOOLS}"
 
 
 def _setting_line(row: Setting) -> str:

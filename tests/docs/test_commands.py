@@ -23,6 +23,10 @@ EXITS = {
     "agentbus-admin human list --decided": EXIT_OK,
     "agentbus-admin human replies": EXIT_OK,
     "agentbus-admin requests": EXIT_OK,
+    "agentbus-admin deadletters list": EXIT_OK,
+    "agentbus-admin deadletters replay --all": EXIT_OK,
+    "agentbus job list": EXIT_OK,
+    "agentbus job cancel cake": EXIT_OK,
     "agentbus daemon --detach": EXIT_OK,
     "agentbus reset": EXIT_USAGE,  # as documented: there is no terminal here
     "agentbus stop": EXIT_OK,
@@ -35,6 +39,15 @@ RUN_ELSEWHERE = {
     "agentbus-admin import backup.jsonl": "tests/cli/test_export.py",
     "agentbus wait --timeout 600": "tests/cli/test_wait.py",
     **dict.fromkeys(SHOWN_OF_PEOPLE, "tests/cli/test_human.py"),
+    "agentbus job run -- python -m my_tool": "tests/jobs/test_running.py",
+    "agentbus job run --sink callback --prefix COUNTER_ -- python -m my_tool": (
+        "tests/jobs/test_running.py"
+    ),
+    "agentbus job run --sink agentbus: -- python -m my_tool": "tests/jobs/test_bus.py",
+    "agentbus job tail cake": "tests/jobs/test_bus.py",
+    "agentbus job tail cake --broker nats://127.0.0.1:4222": "tests/jobs/test_running.py",
+    "agentbus job cancel cake --broker nats://127.0.0.1:4222": "tests/jobs/test_running.py",
+    "agentbus job receive --job cake": "tests/jobs/test_running.py",
     **dict.fromkeys(SHOWN, "tests/cli/test_install.py"),
 }
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,11 @@ from agentbus.cli.doctoring.faults import FAULTS
 from agentbus.cli.entry import parse
 from agentbus.config import load_config
 from agentbus.encoding import decode_strict
+from agentbus.jobs import decode_event
+from agentbus.jobs.running import EXIT_CODES
+from agentbus.jobs.settings import VARIABLES
 from agentbus.protocol import peer_frames, session
+from agentbus.protocol.jobs import JOB_REQUESTS
 from agentbus.protocol.operations import OPERATIONS
 from agentbus.protocol.people import PERSONS_REQUESTS
 from tests.architecture.tree import ROOT
@@ -94,11 +101,38 @@ def test_protocol_page_names_every_request_and_notification_of_a_client() -> Non
         if name.startswith("parse_")
     }
     handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
-    handled |= PERSONS_REQUESTS.keys()
+    handled |= PERSONS_REQUESTS.keys() | JOB_REQUESTS.keys() | {"job_event"}
     operations = set(OPERATIONS) - {"receive"}
     text = (DOCS / "protocol.md").read_text(encoding="utf-8")
     clients = text[text.index("## Requests of") : text.index("## Notifications of the daemon")]
     assert _named_in_first_column(clients) == handled | operations
+
+
+def test_jobs_page_lists_every_variable_of_a_tool() -> None:
+    text = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    table = text[text.index("| Variable |") : text.index("A wrong value is refused")]
+    assert table.splitlines()[2:-1] == [
+        f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()
+    ]
+
+
+def test_jobs_page_lists_every_exit_code() -> None:
+    text = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\d) \| .*?`(\w+)`", text, re.MULTILINE))
+    assert rows == {"0": "succeeded", "1": "failed"} | {
+        str(number): code for code, number in EXIT_CODES.items() if number > 1
+    }
+
+
+def test_example_of_a_tool_on_the_jobs_page_works_as_it_is(tmp_path: Path) -> None:
+    (example,) = blocks(DOCS / "jobs.md", "python")
+    path = tmp_path / "events.ndjson"
+    told = {"COUNTER_TRANSPORT": "file", "COUNTER_EVENTS_PATH": str(path)}
+    subprocess.run(
+        [sys.executable, "-c", example], cwd=ROOT, env={**os.environ, **told}, check=True
+    )
+    types = [decode_event(line).TYPE for line in path.read_bytes().splitlines()]
+    assert types == ["accepted", "progress", "progress", "succeeded"]
 
 
 def test_glossary_is_in_order() -> None:

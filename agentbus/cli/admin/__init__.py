@@ -27,6 +27,8 @@ Usage:
                             [--json]
   agentbus-admin human replies [--limit N] [--json]
   agentbus-admin requests [--state STATE] [--agent NAME] [--limit N] [--json]
+  agentbus-admin deadletters list [--limit N] [--json]
+  agentbus-admin deadletters replay (ID | --all) [--json]
   agentbus-admin doctor [--config PATH] [--json]
   agentbus-admin demo [--keep]
   agentbus-admin install HARNESS [--agent NAME] [--config PATH] [--user | --project] [--dry-run]
@@ -47,6 +49,7 @@ Commands:
   human      What waits for you: list it, show one, decide it (approve, reject, redirect, nudge,
              reassign, cancel); send agents a request of your own, and read their replies.
   requests   What agents asked each other, and how far it is.
+  deadletters  Events of jobs whose callbacks were given up: list them, try one or all again.
   doctor     Look at everything that has to be right, send a message through it, say what to do.
   demo       Two agents on a bus of their own, whose daemon is killed in the middle.
   install    Put the bus into the configuration of a harness: claude-code, codex, opencode, gemini;
@@ -69,7 +72,8 @@ Options:
   --due SECONDS   When the answer is due; peer_reply_due_seconds if left out.
   --key KEY       Makes a repeat harmless: the same key and text is sent once.
   --state STATE   awaiting, overdue, unanswered, replied or cancelled; the first three if left out.
-  --limit N       At most so many, 1 to 100.
+  --limit N       At most so many, 1 to 100; of dead letters 1 to 1000.
+  --all           Every dead letter.
   --config PATH   Configuration file; ~/.config/agentbus/config.json if left out.
   --output FILE   Where the export goes, - for stdout; a new file in this folder if left out.
   --json          One JSON document on stdout instead of text.
@@ -129,6 +133,10 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.admin.requests import requests
 
         return requests(arguments)
+    if arguments["deadletters"]:
+        from agentbus.cli.admin.deadletters import deadletters
+
+        return deadletters(arguments)
     if arguments["doctor"]:
         from agentbus.cli.admin.doctor import doctor
 

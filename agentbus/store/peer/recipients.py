@@ -12,6 +12,7 @@ from agentbus.envelope import Recipient
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.identity import SenderBinding
 from agentbus.ids import AgentId, SessionId
+from agentbus.limits import JOBS_AGENT
 from agentbus.protocol.peer import EVERYBODY
 from agentbus.rules.peer import is_person, not_allowed, not_to_people
 from agentbus.store.schema import PLACE, Agent, Session, text
@@ -47,7 +48,7 @@ def resolve(work: Work, words: Iterable[str], sender: SenderBinding) -> tuple[Re
                 'peer send: "*" is replaced before a message is sent; name the recipients'
             )
         recipient = find_recipient(work, word)
-        if recipient is None:
+        if recipient is None or recipient.agent == JOBS_AGENT:
             raise NotFoundError(
                 f"there is no agent or session {word!r}; peer discover and agents list those there "
                 "are"
