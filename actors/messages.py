@@ -32,6 +32,7 @@ from agentbus.protocol.session import (
     Pull,
     Used,
 )
+from agentbus.protocol.talk import TalkRequest
 from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
     Change,
@@ -481,6 +482,16 @@ class RollAsked:
     reply_to: Reply
 
 
+@dataclass(frozen=True, slots=True)
+class TalkAsked:
+    """A question to the registry of talk. `peer_pid`: who asks, as the kernel knows it."""
+
+    request: TalkRequest
+    link: Link
+    peer_pid: int | None
+    reply_to: Reply
+
+
 RegistrarMessage: TypeAlias = (
     Register
     | Greeted
@@ -495,6 +506,7 @@ RegistrarMessage: TypeAlias = (
     | SweepLiveness
     | DirectoryAsked
     | RollAsked
+    | TalkAsked
     | ReadinessChanged
 )
 

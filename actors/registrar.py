@@ -40,12 +40,14 @@ from actors.messages import (
     SubscriptionsChanged,
     SubscriptionsExpired,
     SweepLiveness,
+    TalkAsked,
 )
 from actors.notices import notice_of_change
 from actors.pool import PooledActor
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.routes import Route, Routes
+from actors.talk_registry import TalkRegistry
 from actors.timer import TimerHandle
 from actors.wait_keeper import AttachmentClosed, AttachmentOpened, ConversationEnded
 from agentbus.clock import Clock
@@ -82,6 +84,7 @@ class Live:
     session: LiveSession
     route: Route
     adapter_pid: int
+    harness_pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._binding: Register | None = None
         self._waiting: deque[Register] = deque()
         self._hooks = HookEvidence()
+        self._talk = TalkRegistry(clock, self._pids_of_agent)
         # By connection and agent: what the conversation before was called there.
         self._former_names: dict[tuple[Link, str], str] = {}
         self._neighbours: Neighbours
@@ -176,6 +180,8 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             case RollAsked(reply_to):
                 sessions = tuple(live.session for live in self._live.values())
                 reply_to.set(Roll(sessions, self._hooks.heard()))
+            case TalkAsked():
+                message.reply_to.set(self._talk.answer(message))
             case ReadinessChanged():
                 self._readiness = message
                 for live in self._live.values():
@@ -322,6 +328,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             ),
             route,
             register.hello.pid,
+            register.hello.harness_pid,
         )
         self._routes.bind(route)
         conversation, harness_pid = bound.identity.conversation, register.hello.harness_pid
@@ -428,6 +435,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
     def _disconnected(self, link: Link) -> None:
         self._release_where(lambda live: live.route.link is link, None)
         self._hooks.gone(link)
+        self._talk.disconnected(link)
         for known in [known for known in self._former_names if known[0] is link]:
             del self._former_names[known]
 
@@ -458,6 +466,13 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 live.route.link.close(f"silent for {ATTACHMENT_EXPIRY_SECONDS:.0f} s")
 
     # --- directory ---
+
+    def _pids_of_agent(self, agent: str) -> set[int]:
+        found: set[int] = set()
+        for live in self._live.values():
+            if live.session.sender.agent == agent:
+                found.update(pid for pid in (live.adapter_pid, live.harness_pid) if pid is not None)
+        return found
 
     def _directory(self, query: str) -> list[dict[str, Any]]:
         wanted = query.casefold()

@@ -21,6 +21,11 @@ Usage:
   agentbus reset [--config PATH] [--json] [--yes]
   agentbus wait [--channel NAME]... [--timeout SECONDS] [--session ID] [--hook]
   agentbus hook EVENT [--harness NAME]
+  agentbus talk serve --instance NAME [--port N] [--kind K] [--secret-file PATH] [--config PATH]
+                      (--exec [--] ARGV...)
+  agentbus talk send --to NAME [--from NAME] [--depth N] [--url URL] [--secret-file PATH]
+                     [--key KEY] [--config PATH] [--json] [--] PROMPT
+  agentbus talk list [--json]
   agentbus (-h | --help)
   agentbus --version
 
@@ -32,6 +37,7 @@ Commands:
   reset    Delete everything on the bus; asks first.
   wait     Block until a message waits for a conversation; moves no cursor.
   hook     What a harness runs at its events; see agentbus-admin install.
+  talk     Let a command answer other instances, ask one, or list them; see docs/talk.md.
 
 Options:
   --agent NAME    The agent's persistent name; the name of the current folder if left out.
@@ -44,13 +50,23 @@ Options:
   --timeout SECONDS  Give up after so long; an hour if left out.
   --hook          Answer as a Stop hook of Claude Code: exit 2 begins a turn.
   --harness NAME  claude-code, codex or gemini [default: claude-code].
+  --instance NAME  The name to answer under.
+  --exec          Run this command for each question: prompt on stdin, answer on stdout.
+  --port N        Listen there on 127.0.0.1; a free port if left out.
+  --kind K        What health says that we are; agentbus if left out.
+  --secret-file PATH  A secret that the daemon is not told; the other side needs the same file.
+  --to NAME       Whom to ask.
+  --from NAME     Who asks; the name of the current folder if left out.
+  --depth N       How many delegations led to this question; 0 if left out.
+  --url URL       Where to ask, for a server that this user's daemon does not know.
+  --key KEY       A repeat with the same key gets the first answer.
   -h --help       Show this.
   --version       Show the version.
 
 Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no daemon is running;
 of daemon: 65 the database cannot be used; 75 another daemon is running. Of wait: 0 woken; 1 time is
 up; 2 error, and with --hook the wake; 3 replaced by a newer wait of the same session; 4 the harness
-process is gone.
+process is gone. Of talk send: 0 answered; 1 not answered; 75 not answered, try again.
 """
 
 
@@ -82,6 +98,10 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.hook import hook
 
         return hook(arguments)
+    if arguments["talk"]:
+        from agentbus.cli.talk import talk
+
+        return talk(arguments)
     from agentbus.cli.admin.reset import reset
 
     return reset(arguments)

@@ -18,7 +18,7 @@ from tests.architecture.tree import ROOT
 
 DOCS = ROOT / "docs"
 
-_RESERVED = ("talk_", "peer_", "job_", "capabilities")
+_RESERVED = ("peer_", "job_", "capabilities")
 """Settings of parts that do not exist in this version: checked, shown, without effect."""
 
 _SETTINGS_HEAD = """\
