@@ -125,10 +125,11 @@ class TalkRegistry:
 
     def _proof(self, instance: str) -> str:
         now_s = self._clock.monotonic_s()
-        for word, proof in list(self._proofs.items()):
-            if proof.until_s > now_s and len(self._proofs) < PROOFS:
+        while self._proofs:
+            oldest = next(iter(self._proofs))
+            if self._proofs[oldest].until_s > now_s and len(self._proofs) < PROOFS:
                 break
-            del self._proofs[word]
+            del self._proofs[oldest]
         word = secrets.token_hex(16)
         self._proofs[word] = _Proof(instance, now_s + PROOF_SECONDS)
         return word
