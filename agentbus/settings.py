@@ -182,7 +182,9 @@ SETTINGS: tuple[Setting, ...] = (
         "`normal` trades safety at power loss for speed",
         allowed=("full", "normal"),
     ),
-    _integer("talk_max_depth", 3, 1, 16, "levels", "longest chain of questions over talk"),
+    _integer(
+        "talk_max_depth", 3, 1, 16, "levels", "first depth of a question over talk that is refused"
+    ),
     _integer("talk_timeout_seconds", 60, 1, 600, "seconds", "deadline of one question over talk"),
     Setting(
         "talk_peers",

@@ -13,6 +13,7 @@ from typing import Any
 from agentbus.adapter.tools import TOOLS, ToolSpec
 from agentbus.encoding import encode
 from agentbus.protocol.operations import OPERATIONS, required_fields
+from agentbus.rules.talk import TALK_CODES
 from agentbus.settings import SETTINGS, Setting
 from tests.architecture.tree import ROOT
 
@@ -142,7 +143,24 @@ def _tool_section(tool: ToolSpec) -> str:
 
 _HEADER = ("you", "pending", "error", "notices")
 
-PAGES = {"settings.md": settings_page, "tools.md": tools_page}
+
+def talk_page() -> str:
+    """docs/talk.md: as it was written by hand, with the table of codes."""
+    page = (DOCS / "talk.md").read_text(encoding="utf-8")
+    head, begin, rest = page.partition(_CODES_BEGIN)
+    _, end, foot = rest.partition(_CODES_END)
+    rows = "".join(
+        f"| `{row.name}` | {'yes' if row.retryable else 'no'} | {row.status} | {row.meaning} |\n"
+        for row in TALK_CODES
+    )
+    return f"{head}{begin}\n\n{_CODES_HEAD}{rows}\n{end}{foot}"
+
+
+_CODES_BEGIN = "made from agentbus/rules/talk.py: python -m tests.docs.pages -->"
+_CODES_END = "<!-- end of the table -->"
+_CODES_HEAD = "| Code | Retryable | Status | Meaning |\n|---|---|---|---|\n"
+
+PAGES = {"settings.md": settings_page, "talk.md": talk_page, "tools.md": tools_page}
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ EXITS = {
     "agentbus-admin sessions": EXIT_OK,
     "agentbus-admin config": EXIT_OK,
     "agentbus daemon --detach": EXIT_OK,
+    "agentbus talk list": EXIT_OK,
     "agentbus reset": EXIT_USAGE,  # as documented: there is no terminal here
     "agentbus stop": EXIT_OK,
 }
@@ -28,6 +29,8 @@ RUN_ELSEWHERE = {
     "agentbus-admin doctor": "tests/cli/test_doctor.py",
     "agentbus-admin export --output backup.jsonl": "tests/cli/test_export.py",
     "agentbus-admin import backup.jsonl": "tests/cli/test_export.py",
+    "agentbus talk serve --instance worker --exec -- ./answer.sh": "tests/talk/test_serving.py",
+    "agentbus talk send --to worker --from reviewer 'Verified?'": "tests/talk/test_serving.py",
     "agentbus wait --timeout 600": "tests/cli/test_wait.py",
     **dict.fromkeys(SHOWN, "tests/cli/test_install.py"),
 }

@@ -16,7 +16,7 @@ from agentbus.cli.doctoring.faults import FAULTS
 from agentbus.cli.entry import parse
 from agentbus.config import load_config
 from agentbus.encoding import decode_strict
-from agentbus.protocol import session
+from agentbus.protocol import session, talk
 from agentbus.protocol.operations import OPERATIONS
 from tests.architecture.tree import ROOT
 from tests.docs.documents import BLOCK, DOCUMENTS, blocks
@@ -87,7 +87,7 @@ def test_operations_page_lists_every_fault_that_the_doctor_knows_with_its_advice
 
 def test_protocol_page_names_every_request_and_notification_of_a_client() -> None:
     parsers = {name.removeprefix("parse_") for name in vars(session) if name.startswith("parse_")}
-    handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
+    handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS, *talk.PARSERS}
     operations = set(OPERATIONS) - {"receive"}
     text = (DOCS / "protocol.md").read_text(encoding="utf-8")
     clients = text[text.index("## Requests of") : text.index("## Notifications of the daemon")]

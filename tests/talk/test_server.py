@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from agentbus.encoding import encode
 from agentbus.errors import UnavailableError
+from agentbus.talk import server as talk_server
 from agentbus.talk.handler import Answered, Delegation, NotAnswered
 from agentbus.talk.schema import CAPABILITIES, REQUEST_BYTES
 from tests.talk.raw_http import SECRET, HttpAnswer, head_of, post, post_chunked, question, send_raw
@@ -415,3 +417,13 @@ def test_repeat_with_the_same_key_gets_the_first_answer(tmp_path: Path) -> None:
         assert (other.status, other.code) == (400, "invalid_request")
         assert post(server.port, {**keyed, "fromInstance": "b"}).document["text"] == "2"
         assert post(server.port, question()).document["text"] == "3"
+
+
+def test_handler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(_: Delegation) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(talk_server, "GRACE_S", 0.1)
+    with running_server(tmp_path, ScriptedHandler(hang), timeout_s=0.1) as server:
+        answer = post(server.port, question())
+    assert (answer.status, answer.code, answer.document["retryable"]) == (200, "timeout", True)
