@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 5.0
 RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 30.0
+"""Between two attempts to be in the registry again; twice as long after each."""
 
 Connect = Callable[[bool], Client]
 """A connection to the daemon; True allows it to start one. Blocks. Raises BusError."""
@@ -36,6 +38,7 @@ class Registration:
         self._entry = entry
         self._client: AsyncClient | None = None
         self._stopped_on_purpose = False
+        self._pause_s = RETRY_S
 
     async def begin(self) -> None:
         """Be in the registry. Raises BusError, ConflictError when the name is served already."""
@@ -51,6 +54,7 @@ class Registration:
             raise
         self._client = link
         self._stopped_on_purpose = False
+        self._pause_s = RETRY_S
 
     async def keep(self) -> None:
         """Stay in it. Runs until it is cancelled."""
@@ -90,8 +94,9 @@ class Registration:
         try:
             await self.begin()
         except (BusError, OSError) as error:
-            _log.info("not in the registry: %s", error)
-            await asyncio.sleep(RETRY_S)
+            _log.info("not in the registry, next attempt in %g s: %s", self._pause_s, error)
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
 
     def _notified(self, notification: Notification) -> None:
         if notification.method == "stopping":

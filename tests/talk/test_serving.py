@@ -12,10 +12,12 @@ import pytest
 
 from agentbus.encoding import decode_strict
 from agentbus.talk import TalkError
+from agentbus.talk.registry import DaemonRegistry
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
 from tests.cli.command import agentbus
 from tests.eventually import eventually
 from tests.hooks import is_running
+from tests.signals import freeze
 from tests.talk.raw_http import post, question
 from tests.talk.serving import Serving, client, pids_in, send, served
 
@@ -72,8 +74,11 @@ def test_port_in_use_is_refused(bus: ThrowAwayBus, worker: Serving) -> None:
 
 def test_secret_of_one_instance_opens_no_other(bus: ThrowAwayBus, worker: Serving) -> None:
     with Serving(bus, "other") as other:
+        found = DaemonRegistry(bus.runtime).find("other", "reviewer")
+        assert found is not None
+        assert client(bus).ask("other", "hello", secret=found.secret).text == "hello"
         with pytest.raises(TalkError) as caught:
-            client(bus).ask("worker", "hello", secret="guess")
+            client(bus).ask("worker", "hello", secret=found.secret)
         assert caught.value.code == "auth_failed"
         for port in (worker.port, other.port):
             assert post(port, question()).code == "auth_failed"
@@ -201,7 +206,7 @@ def test_server_that_is_stopped_answers_what_is_under_way_and_ends(
 
 def test_server_that_hangs_loses_its_name_to_the_next(bus: ThrowAwayBus) -> None:
     with Serving(bus, "hanging") as hanging:
-        hanging.process.send_signal(signal.SIGSTOP)
+        freeze(hanging.process.pid)
         with Serving(bus, "hanging") as second:
             assert served(bus)["hanging"] == second.process.pid
             assert client(bus).ask("hanging", "hello").text == "hello"
@@ -210,11 +215,23 @@ def test_server_that_hangs_loses_its_name_to_the_next(bus: ThrowAwayBus) -> None
 
 def test_list_forgets_what_does_not_answer(bus: ThrowAwayBus) -> None:
     with Serving(bus, "silent") as silent:
-        silent.process.send_signal(signal.SIGSTOP)
+        freeze(silent.process.pid)
         shown = decode_strict(agentbus(bus, "talk", "list", "--json").stdout)["instances"]
         assert "silent" not in [row["instance"] for row in shown]
         assert "silent" not in served(bus)
         silent.end(signal.SIGKILL)
+
+
+def test_without_a_daemon_there_is_nothing_to_list_and_nobody_to_ask() -> None:
+    bus = ThrowAwayBus(talk_peers="*")
+    try:
+        assert agentbus(bus, "talk", "list").returncode == 3
+        shown = send(bus, "worker", "hello")
+        assert (shown.returncode, shown.stdout) == (75, "")
+        assert "instance_unavailable: " in shown.stderr
+        assert bus.state() is None, "a question starts no daemon"
+    finally:
+        bus.close()
 
 
 def test_next_daemon_hears_what_is_served() -> None:
