@@ -159,6 +159,7 @@ class Desk:
         self.timer.stop()
         self.ledger.stop()
         self.other.stop()
+        self.waits.stop()
 
 
 @pytest.fixture
