@@ -80,8 +80,9 @@ class GuardedProtocol(H11Protocol):
         self._refuse("invalid_request", "this is not a well-formed HTTP/1.1 request")
 
     def shutdown(self) -> None:
-        """The server stops; who has not asked yet gets no answer."""
-        if self._phase == "head":
+        """The server stops; who has not asked all of its question yet is not waited for."""
+        if self._phase in ("head", "body"):
+            self._refuse("instance_unavailable", "the server is being stopped")
             self.transport.abort()
         else:
             super().shutdown()

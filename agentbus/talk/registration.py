@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from agentbus import __version__
 from agentbus.errors import BusError, UnavailableError
-from agentbus.limits import HEARTBEAT_SECONDS, PROTOCOL_VERSION
+from agentbus.limits import HEARTBEAT_SECONDS, IN_FLIGHT_PER_ATTACHMENT, PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.async_client import AsyncClient
 from agentbus.transport.client import Client
@@ -22,6 +22,9 @@ from agentbus.transport.client import Client
 _log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 5.0
+QUESTIONS_AT_ONCE: Final = IN_FLIGHT_PER_ATTACHMENT // 2
+"""About callers; more would make the daemon refuse some, and they cost it next to nothing."""
+
 RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 30.0
 """Between two attempts to be in the registry again; twice as long after each."""
@@ -39,6 +42,7 @@ class Registration:
         self._client: AsyncClient | None = None
         self._stopped_on_purpose = False
         self._pause_s = RETRY_S
+        self._turns = asyncio.Semaphore(QUESTIONS_AT_ONCE)
 
     async def begin(self) -> None:
         """Be in the registry. Raises BusError, ConflictError when the name is served already."""
@@ -77,10 +81,11 @@ class Registration:
 
     async def may_be(self, instance: str, session: str | None) -> bool:
         """See `Callers`."""
-        if self._client is None:
-            raise UnavailableError("there is no connection to the daemon")
         params = {"instance": instance, "session": session}
-        answer = await self._client.request("talk_caller", params, ANSWER_S)
+        async with self._turns:
+            if self._client is None:
+                raise UnavailableError("there is no connection to the daemon")
+            answer = await self._client.request("talk_caller", params, ANSWER_S)
         return bool(answer["may_be"])
 
     async def _renew(self, client: AsyncClient) -> None:

@@ -26,7 +26,11 @@ def _delegation(prompt: str = "question", within_s: float = PATIENT_S) -> Delega
 
 def _ask(code: str, delegation: Delegation | None = None) -> Answered | NotAnswered:
     """What the Python program `code` answers."""
-    handler = CommandHandler("worker", [sys.executable, "-c", code])
+    return _run([sys.executable, "-c", code], delegation)
+
+
+def _run(argv: list[str], delegation: Delegation | None = None) -> Answered | NotAnswered:
+    handler = CommandHandler("worker", argv)
     try:
         return asyncio.run(handler.answer(delegation or _delegation()))
     finally:
@@ -104,22 +108,15 @@ def test_talkative_stderr_is_no_failure() -> None:
 
 
 def test_command_that_is_not_there_is_a_failure() -> None:
-    handler = CommandHandler("worker", ["/no/such/program"])
-    try:
-        said = asyncio.run(handler.answer(_delegation()))
-    finally:
-        handler.close()
+    said = _run(["/no/such/program"])
     assert isinstance(said, NotAnswered)
     assert (said.code, "could not be started" in said.error) == ("engine_cli", True)
 
 
-_SLOW = """
-import os, subprocess, sys, time
-child = subprocess.Popen(["sleep", "60"])
-with open({path!r}, "w") as file:
-    file.write(f"{{os.getpid()}} {{child.pid}}\\n")
-{after}
-"""
+def _slow(pids_path: Path, then: str) -> list[str]:
+    """A command with a child, which says which processes they are."""
+    tell = f"echo $$ $! > {pids_path}.new; mv {pids_path}.new {pids_path}"
+    return ["sh", "-c", f"sleep 60 > /dev/null 2>&1 & {tell}; {then}"]
 
 
 @pytest.fixture
@@ -133,30 +130,27 @@ def pids_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_whole_group_is_killed_when_the_time_is_up(pids_path: Path) -> None:
-    code = _SLOW.format(path=str(pids_path), after="time.sleep(60)")
     began_s = time.monotonic()
-    said = _ask(code, _delegation(within_s=2.0))
-    assert isinstance(said, NotAnswered)
-    assert said.code == "timeout"
-    assert 2.0 <= time.monotonic() - began_s < 30.0
+    said = _run(_slow(pids_path, "wait"), _delegation(within_s=2.0))
+    assert said == NotAnswered("timeout", "no answer within 2 s")
+    assert 2.0 <= time.monotonic() - began_s < PATIENT_S
 
 
 def test_what_a_command_leaves_behind_ends_with_it(pids_path: Path) -> None:
-    code = _SLOW.format(path=str(pids_path), after="print('done')")
-    aside = '["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL'
-    assert _ask(code.replace('["sleep", "60"]', aside)) == Answered("done\n")
+    assert _run(_slow(pids_path, "echo done")) == Answered("done\n")
 
 
 def test_stop_ends_what_is_under_way(pids_path: Path) -> None:
-    code = _SLOW.format(path=str(pids_path), after="time.sleep(60)")
-    handler = CommandHandler("worker", [sys.executable, "-c", code])
+    handler = CommandHandler("worker", _slow(pids_path, "wait"))
     said: list[object] = []
-    asking = threading.Thread(
-        target=lambda: said.append(asyncio.run(handler.answer(_delegation())))
-    )
+
+    def ask() -> None:
+        said.append(asyncio.run(handler.answer(_delegation())))
+
+    asking = threading.Thread(target=ask)
     asking.start()
-    eventually(lambda: pids_path.exists() and len(pids_path.read_text().split()) == 2)
+    eventually(pids_path.exists)
     handler.stop()
-    asking.join(20.0)
+    asking.join()
     handler.close()
     assert said == [NotAnswered("instance_unavailable", "the server was stopped meanwhile")]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from agentbus.encoding import encode
+from agentbus.limits import SHUTDOWN_GRACE_SECONDS
 from agentbus.talk.handler import Answered, Delegation
 from agentbus.talk.http_guard import CONNECTIONS, HEAD_BYTES, Patience, what_is_ambiguous
 from tests.eventually import eventually
@@ -127,7 +129,7 @@ def test_head_without_an_end_is_refused_at_the_limit(server: RunningServer) -> N
 
 
 def test_one_connection_too_many_is_told_to_come_back(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, patience=Patience(answer_s=60.0, head_s=60.0)) as server:
         crowd = [connect(server.port) for _ in range(CONNECTIONS)]
         try:
             eventually(lambda: server.connections == CONNECTIONS)
@@ -161,7 +163,7 @@ def test_slow_client_is_answered_and_cut_off(sent: bytes, tmp_path: Path) -> Non
         assert answer is not None
         assert (answer.status, answer.code) == (408, "timeout")
         eventually(lambda: server.connections == 0)
-        assert not server.http.server_state.tasks, "the application still waits for it"
+        eventually(lambda: not server.http.server_state.tasks, what="end of the application's part")
 
 
 def test_client_that_drips_gains_no_time(tmp_path: Path) -> None:
@@ -188,7 +190,8 @@ def test_client_that_drips_gains_no_time(tmp_path: Path) -> None:
 
 
 def test_client_that_sends_on_after_its_refusal_is_cut_off(tmp_path: Path) -> None:
-    with running_server(tmp_path, patience=HASTY) as server, connect(server.port) as talker:
+    hasty = Patience(answer_s=60.0, linger_s=0.2)
+    with running_server(tmp_path, patience=hasty) as server, connect(server.port) as talker:
         talker.sendall(head_of(10**6))
         assert talker.recv(12) == b"HTTP/1.1 413"
         eventually(lambda: server.connections == 0)
@@ -203,8 +206,20 @@ def test_client_that_never_takes_its_answer_is_cut_off(tmp_path: Path) -> None:
     with running_server(tmp_path, handler, patience=hasty) as server, connect(server.port) as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.sendall(head_of(len(BODY)) + BODY)
-        eventually(lambda: server.connections == 1)
+        eventually(lambda: handler.asked)
         eventually(lambda: server.connections == 0)
+
+
+def test_server_that_stops_waits_for_no_half_question(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        half = [connect(server.port) for _ in range(2)]
+        half[0].sendall(b"POST /api")
+        half[1].sendall(head_of(len(BODY)) + BODY[:5])
+        eventually(lambda: len(server.http.server_state.tasks) == 1)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < SHUTDOWN_GRACE_SECONDS, "the grace was not needed"
+    for one in half:
+        one.close()
 
 
 # --- gone ---

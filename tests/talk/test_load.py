@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -45,14 +46,13 @@ def test_many_at_once_leave_nothing_behind() -> None:
             return asking.ask("worker", f"question {number} " + "x" * 10_000).text[:20].split()[1]
 
         def wave() -> None:
-            crowd = [_slow(worker.port) for _ in range(SLOW)]
-            with ThreadPoolExecutor(CALLS) as threads:
-                answers = list(threads.map(ask, range(CALLS)))
+            with ExitStack() as crowd:
+                for _ in range(SLOW):
+                    crowd.enter_context(_slow(worker.port))
+                with ThreadPoolExecutor(CALLS) as threads:
+                    answers = list(threads.map(ask, range(CALLS)))
             assert answers == [str(number) for number in range(CALLS)]
-            for one in crowd:
-                one.close()
 
-        ask(0)
         quiet = (_sockets(pid), len(_children(pid)))
         wave()  # threads and buffers that are kept have their size after it
         resident_bytes = _resident_bytes(pid)

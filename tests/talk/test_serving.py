@@ -52,11 +52,13 @@ def test_failure_is_told_with_its_code_and_whether_to_try_again(bus: ThrowAwayBu
 
 
 def test_list_shows_what_is_served(bus: ThrowAwayBus, worker: Serving) -> None:
-    shown = decode_strict(agentbus(bus, "talk", "list", "--json").stdout)["instances"]
-    assert [(row["instance"], row["port"], row["pid"]) for row in shown] == [
-        ("worker", worker.port, worker.process.pid)
-    ]
-    assert "worker" in agentbus(bus, "talk", "list").stdout
+    def shown() -> list[tuple[str, int, int]]:
+        rows = decode_strict(agentbus(bus, "talk", "list", "--json").stdout)["instances"]
+        return [(row["instance"], row["port"], row["pid"]) for row in rows]
+
+    # It has 500 ms to show that it is there, and 10 s later another chance.
+    eventually(lambda: shown() == [("worker", worker.port, worker.process.pid)])
+    eventually(lambda: "worker" in agentbus(bus, "talk", "list").stdout)
 
 
 def test_name_that_is_served_is_refused_to_a_second_process(
