@@ -59,9 +59,6 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def close(self) -> None:
-        self._client.close()
-
     def ask(self, method: str, within_s: float = ANSWER_S) -> Any:
         """The answer to a request without parameters."""
         try:

@@ -101,14 +101,14 @@ def _send(arguments: Arguments) -> int:
 def _list(arguments: Arguments) -> int:
     from agentbus.talk.registry import DaemonRegistry, answers_probe
 
-    need_daemon().close()
     registry = DaemonRegistry()
     living = []
-    for served in registry.all():
-        if answers_probe(served):
-            living.append(served)
-        else:
-            registry.forget(served)
+    with need_daemon():
+        for served in registry.all():
+            if answers_probe(served):
+                living.append(served)
+            else:
+                registry.forget(served)
     if arguments["--json"]:
         fields = ("instance", "port", "pid", "kind", "updated_at")
         rows = [{name: getattr(served, name) for name in fields} for served in living]
