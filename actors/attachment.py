@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from actors.base import Address, BusActor, Reply
 from actors.channel import ChannelDirectory
 from actors.feeds import Feeds
+from actors.inbox import InboxDirectory
+from actors.inbox_messages import LeasesRenewed, PeerWaiting, RequestAdvanced
 from actors.messages import (
     AttachmentMessage,
     CallSeen,
@@ -45,13 +48,21 @@ from actors.messages import (
     Wake,
     Watch,
 )
+from actors.mutations import Mutations
 from actors.notices import compare, notice_of
+from actors.peer_desk import PeerDesk, PeerNeighbours
+from actors.peer_messages import (
+    CollectDue,
+    PeerAsked,
+    PeerCancelled,
+    PeerResultShown,
+)
+from actors.presence import Presences
 from actors.pulls import WaitingPulls
 from actors.queries import Profile
 from actors.reports import HandoffReports
 from actors.searching import Searcher
 from actors.timer import Timer
-from actors.turns import MutationTurns
 from agentbus.clock import Clock
 from agentbus.config import Config
 from agentbus.encoding import encode_line, raw
@@ -60,13 +71,10 @@ from agentbus.errors import (
     BusError,
     DiscoveryDisabledError,
     StaleAttachmentError,
-    TooLargeError,
     UnavailableError,
-    ValidationError,
 )
 from agentbus.identity import Attachment
 from agentbus.ids import ChannelId, Sequence
-from agentbus.limits import KIB
 from agentbus.projection.errors import ProjectionError
 from agentbus.projection.streams import StreamReader
 from agentbus.protocol.operations import (
@@ -77,7 +85,6 @@ from agentbus.protocol.operations import (
     GetMemory,
     History,
     ListChannels,
-    MutatingOperation,
     Search,
     Send,
     Subscribe,
@@ -87,8 +94,6 @@ from agentbus.protocol.operations import (
 from agentbus.protocol.session import Delivery, Pull
 from agentbus.rules.credit import Credit
 from agentbus.rules.query import SearchEngine
-from agentbus.rules.rates import Rates
-from agentbus.rules.receipts import digest, payload_of
 from agentbus.store.changes import (
     CloseSubscription,
     MakeChannel,
@@ -100,7 +105,7 @@ from agentbus.store.changes import (
     SubscriptionOpened,
     mutation,
 )
-from agentbus.store.reader import Reader
+from agentbus.store.peer.reading import PeerReader
 
 READ_RETRY_S = 0.5
 """Pause before reading the projection again after trouble that turned out to be none."""
@@ -114,9 +119,11 @@ class Neighbours:
     projector: Address[ProjectorMessage]
     registrar: Address[RegistrarMessage]
     channels: ChannelDirectory
+    inboxes: InboxDirectory
+    presences: Presences
     timer: Timer
     open_streams: Callable[[], StreamReader]
-    open_store: Callable[[], Reader]
+    open_store: Callable[[], PeerReader]
     open_search: Callable[[], SearchEngine]
 
 
@@ -150,26 +157,25 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._neighbours = neighbours
         self._config = config
         self._clock = clock
-        self._rates = Rates(
-            config.send_messages_per_second,
-            config.send_kib_per_second * KIB,
-            config.max_message_kib * KIB,
-            clock.monotonic_s(),
-        )
         self._feeds: Feeds
         self._reports: HandoffReports
         self._pulls: WaitingPulls
+        self._mutations: Mutations
+        self._peers: PeerDesk
         self._streams: StreamReader
-        self._store: Reader
+        self._store: PeerReader
         self._searcher: Searcher
-        self._turns = MutationTurns(neighbours.ledger)
         self._trouble = False  # a read of the projection failed; wait before the next
         self.stale_reports = 0
 
     def on_start(self) -> None:
         self._store = self._neighbours.open_store()
         self._searcher = Searcher(
-            self._neighbours.open_search, self._store, self._config.result_default_kib
+            self._neighbours.open_search,
+            self._store,
+            self._config.result_default_kib,
+            self._bound.agent_id,
+            self._profile.inbox,
         )
         self._streams = self._neighbours.open_streams()
         self._feeds = Feeds(self._bound.session_id, self._streams, self._store)
@@ -178,6 +184,30 @@ class AttachmentActor(BusActor[AttachmentMessage]):
             self._attachment, self._feeds, neighbours.ledger, neighbours.timer, self.address
         )
         self._pulls = WaitingPulls(self._feeds, neighbours.timer, self.address)
+        self._mutations = Mutations(
+            self._profile.sender,
+            self._attachment,
+            neighbours.ledger,
+            self.address,
+            self._config,
+            self._clock,
+        )
+        self._peers = PeerDesk(
+            self._profile,
+            self._mutations,
+            self._store,
+            PeerNeighbours(
+                ledger=neighbours.ledger,
+                presences=neighbours.presences,
+                inboxes=neighbours.inboxes,
+                timer=neighbours.timer,
+                owner=self.address,
+            ),
+            self._config,
+            self._clock,
+            lambda method, members: self._link.send(self._frame(method, **members)),
+        )
+        self._peers.begin()
         for row in self._bound.subscriptions:
             if row.expired_at_us is None:
                 self._feeds.open(row)
@@ -187,10 +217,13 @@ class AttachmentActor(BusActor[AttachmentMessage]):
     def on_stop(self) -> None:
         for feed in self._feeds:
             self._neighbours.channels.address(feed.channel_id).tell(Unwatch(self.address))
-        self._reports.refuse(StaleAttachmentError("this attachment has ended; attach again"))
+        ended = StaleAttachmentError("this attachment has ended; attach again")
+        self._reports.refuse(ended)
+        self._peers.end(ended)
         self._close_handles()
 
     def on_failure(self, *_: object) -> None:
+        self._peers.end(UnavailableError("this attachment failed; try again"))
         self._close_handles()  # a channel forgets a dead watcher by itself
 
     def _close_handles(self) -> None:
@@ -237,9 +270,21 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 for fact in facts:
                     self._subscription_changed(fact)
             case RateRefunded(size_bytes):
-                self._rates.refund(size_bytes)
+                self._mutations.refund(size_bytes)
             case MutationSettled():
-                self._turns.settled()
+                self._mutations.settled()
+            case PeerAsked():
+                self._require_ready()
+                self._peers.take(message)
+            case (
+                PeerCancelled()
+                | LeasesRenewed()
+                | PeerResultShown()
+                | CollectDue()
+                | RequestAdvanced()
+                | PeerWaiting()
+            ):
+                self._peers.take(message)
             case ReadinessChanged():
                 self._readiness_changed(message)
             case Detached():
@@ -251,8 +296,8 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         self._reports.leave()
         self._neighbours.registrar.tell(Released(self._attachment))
         self._pulls.end(error)
-        for submit in self._turns.abandon():
-            submit.reply_to.set_exception(error)
+        self._mutations.abandon(error)
+        self._peers.end(error)
         self.stop()
 
     # --- operations ---
@@ -262,7 +307,9 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         operation, reply_to = request.operation, request.reply_to
         match operation:
             case Send() | EditMemory() | DeleteMemory():
-                self._mutate(operation, reply_to)
+                self._mutations.submit(
+                    operation, operation.operation_id, reply_to, partial(mutation, operation)
+                )
             case GetMemory():
                 reply_to.set(self._profile.get_memory(self._store, operation))
             case CreateChannel():
@@ -292,35 +339,6 @@ class AttachmentActor(BusActor[AttachmentMessage]):
                 self._neighbours.registrar.tell(DirectoryAsked(operation.query, reply_to))
             case _:
                 assert_never(operation)
-
-    def _mutate(self, operation: MutatingOperation, reply_to: Reply) -> None:
-        name = operation.NAME
-        if operation.operation_id is None:
-            raise ValidationError(f"{name}: operation_id is required on this connection")
-        payload = payload_of(operation)
-        size_bytes = len(payload)
-        limit_bytes = self._config.max_message_kib * KIB
-        if size_bytes > limit_bytes:
-            raise TooLargeError(
-                f"{name}: the message takes at least {size_bytes} bytes, the limit is "
-                f"{limit_bytes} (max_message_kib); shorten it, or send a reference to a file"
-            )
-        now_s = self._clock.monotonic_s()
-        rate_ok = self._rates.reserve(size_bytes, now_s)
-        change = mutation(
-            operation,
-            operation_id=operation.operation_id,
-            fingerprint=digest(payload),
-            sender=self._profile.sender,
-            attachment=self._attachment,
-            rate_ok=rate_ok,
-            retry_after_ms=0 if rate_ok else self._rates.retry_after_ms(size_bytes, now_s),
-        )
-        submit = Submit(change, reply_to, self.address, size_bytes if rate_ok else 0)
-        if self._config.inspection_command:
-            self._turns.submit(submit)
-        else:
-            self._neighbours.ledger.tell(submit)
 
     def _submit(
         self, change: MakeChannel | OpenSubscription | CloseSubscription, reply_to: Reply
@@ -481,6 +499,7 @@ class AttachmentActor(BusActor[AttachmentMessage]):
         if readiness.state == "ready":
             self._trouble = False
             self._watch_all()
+            self._peers.begin()  # inboxes may have been replaced
         else:
             self._pulls.end(self._unavailable())
 

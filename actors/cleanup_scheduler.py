@@ -59,7 +59,13 @@ from agentbus.store.changes import PruneSlice, PruneWhat
 
 _log = logging.getLogger(__name__)
 
-ROUND: tuple[PruneWhat, ...] = ("messages_by_age", "tombstones", "subscriptions", "receipts")
+ROUND: tuple[PruneWhat, ...] = (
+    "messages_by_age",
+    "tombstones",
+    "subscriptions",
+    "receipts",
+    "deliveries",
+)
 
 WARN_EVERY_S = 86_400.0
 

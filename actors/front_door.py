@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.base import Address
+from actors.human_desk_messages import HumanDeskMessage, PersonAsked
+from actors.inbox_messages import LeasesRenewed
 from actors.messages import (
     STARTING,
     CallSeen,
@@ -30,6 +32,7 @@ from actors.messages import (
     TalkAsked,
 )
 from actors.messages import Request as OperationRequest
+from actors.peer_messages import PeerAsked, PeerCancelled, PeerResultShown
 from actors.reporter import ReportAsked, ReporterMessage
 from actors.routes import Route, Routes, WaitReply
 from actors.supervisor_messages import StopAsked, SupervisorMessage
@@ -49,6 +52,14 @@ from agentbus.protocol.jsonrpc import (
     encode_notification,
 )
 from agentbus.protocol.operations import OPERATIONS, Receive, parse_operation
+from agentbus.protocol.peer import PeerCollect, PeerWait
+from agentbus.protocol.peer_frames import (
+    parse_cancel_peer,
+    parse_peer_request,
+    parse_peer_shown,
+    parse_renew,
+)
+from agentbus.protocol.people import PERSONS_REQUESTS, parse_persons_request
 from agentbus.protocol.session import (
     Fields,
     Hello,
@@ -81,6 +92,7 @@ class Desks:
     reporter: Address[ReporterMessage]
     supervisor: Address[SupervisorMessage]
     waits: Address[WaitKeeperMessage]
+    people: Address[HumanDeskMessage]
 
 
 class FrontDoor:
@@ -130,6 +142,8 @@ class FrontDoor:
             asked = parse_memories(params)
             route = self._route(asked.attachment, connection)
             route.address.tell(CompareHeldMemories(asked.held, reply))
+        elif method == "peer":
+            self._peer(connection, params, reply)
         elif method == "hello":
             reply.set(self._hello(connection, parse_hello(params)))
         elif method == "attach":
@@ -147,6 +161,8 @@ class FrontDoor:
         elif method in _REPORTS:
             Fields(method, params, frozenset())
             self._desks.reporter.tell(ReportAsked(method, reply))  # type: ignore[arg-type]
+        elif method in PERSONS_REQUESTS:
+            self._desks.people.tell(PersonAsked(parse_persons_request(method, params), reply))
         elif method in ("stop", "reset"):
             Fields(method, params, frozenset())
             self._desks.supervisor.tell(StopAsked(reply, reset=method == "reset"))
@@ -169,6 +185,18 @@ class FrontDoor:
             elif method == "cancel_pull":
                 cancel = parse_cancel_pull(params)
                 self._route(cancel.attachment, connection).address.tell(PullCancelled(cancel))
+            elif method == "cancel_peer":
+                given_up = parse_cancel_peer(params)
+                route = self._route(given_up.attachment, connection)
+                route.address.tell(PeerCancelled(given_up.number))
+            elif method == "renew":
+                renew = parse_renew(params)  # by itself, so it is no sign that the agent listens
+                route = self._routes.find(renew.attachment, connection)
+                route.address.tell(LeasesRenewed(renew.attachment, renew.leases))
+            elif method == "peer_shown":
+                shown = parse_peer_shown(params)
+                route = self._route(shown.attachment, connection)
+                route.address.tell(PeerResultShown(shown.responses, shown.notices))
         except BusError:
             return
 
@@ -181,6 +209,14 @@ class FrontDoor:
         operation = parse_operation(method, fields.mapping("args"))
         assert not isinstance(operation, Receive)
         route.address.tell(OperationRequest(operation, attachment, reply))
+
+    def _peer(self, connection: Connection, params: dict[str, Any], reply: Reply) -> None:
+        asked = parse_peer_request(params)
+        route = self._route(asked.attachment, connection)
+        if isinstance(asked.operation, PeerWait | PeerCollect):
+            route.address.tell(PeerAsked(asked, WaitReply(reply, route)))
+        else:
+            route.address.tell(PeerAsked(asked, reply))
 
     def _route(self, attachment: Attachment, connection: Connection) -> Route:
         route = self._routes.find(attachment, connection)

@@ -30,7 +30,7 @@ from agentbus.errors import (
 from agentbus.ids import SessionId
 from agentbus.inspection import Allowed, Denied, Failed, Verdict, inspect
 from agentbus.limits import INSPECTIONS_AT_ONCE, INSPECTIONS_WAITING
-from agentbus.store.changes import Mutation
+from agentbus.store.mutation import Mutation
 
 _log = logging.getLogger(__name__)
 

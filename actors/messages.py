@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 from actors.base import Address, Reply
 from actors.cleanup_messages import ToLedger, ToProjector, ToScheduler
 from actors.health import Readiness
+from actors.peer_messages import ToPeerDesk
 from actors.supervisor_messages import SupervisorMessage
 from agentbus.identity import Attachment, SenderBinding
 from agentbus.ids import NO_EPOCH, ChannelId, RecoveryEpoch, Sequence, SessionId
@@ -40,13 +41,13 @@ from agentbus.store.changes import (
     MemoryRemoved,
     MemoryRevised,
     MoveCursors,
-    Mutation,
     SessionBound,
     SubscriptionClosed,
     SubscriptionExpired,
     SubscriptionId,
     SubscriptionOpened,
 )
+from agentbus.store.mutation import Mutation
 
 
 class Link(Protocol):
@@ -225,6 +226,7 @@ AttachmentMessage: TypeAlias = (
     | MutationSettled
     | ReadinessChanged
     | Detached
+    | ToPeerDesk
 )
 
 
@@ -513,7 +515,7 @@ RegistrarMessage: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class LiveSession:
-    """One live attachment as the registrar knows it."""
+    """One live attachment as the registrar knows it. `presence`: other agents may see it."""
 
     attachment: Attachment
     sender: SenderBinding
@@ -521,6 +523,7 @@ class LiveSession:
     identity_source: str
     attached_at_us: int
     adapter_pid: int
+    presence: bool = True
 
 
 @dataclass(frozen=True, slots=True)

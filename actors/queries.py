@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.feeds import Feeds
+from actors.searching import require_readable
 from agentbus.config import Config
 from agentbus.encoding import decode_trusted, raw
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.identity import IdentitySource, SenderBinding
 from agentbus.ids import BusId, MessageId, Sequence
-from agentbus.limits import GAPS_PER_RESULT, KIB, RESULT_BYTES
+from agentbus.limits import GAPS_PER_RESULT, INBOX_PREFIX, KIB, RESULT_BYTES
 from agentbus.protocol.operations import GetMemory, History, ListChannels
 from agentbus.store.changes import SessionBound
 from agentbus.store.memories import no_memory
@@ -45,6 +46,11 @@ class Profile:
             display_name=bound.display_name,
             repository=bound.repository,
         )
+
+    @property
+    def inbox(self) -> str:
+        """The channel of what is sent to this agent directly."""
+        return INBOX_PREFIX + self.bound.agent
 
     def whoami(self, store: Reader, feeds: Feeds) -> dict[str, Any]:
         bound = self.bound
@@ -88,6 +94,7 @@ class Profile:
                     else None,
                 }
                 for row in store.channels(operation.prefix)
+                if row.kind != "inbox"
             ]
         }
 
@@ -107,16 +114,13 @@ class Profile:
                 f"not {count}"
             )
         assert operation.channel is not None
-        row = store.channel(operation.channel)
-        if row is None:
-            raise NotFoundError(
-                f"there is no channel {operation.channel!r}; list_channels shows what there is"
-            )
+        row = require_readable(store, operation.channel, self.inbox)
         page = store.history(
             row.channel_id,
             before=Sequence(operation.before) if operation.before is not None else None,
             after=Sequence(operation.after) if operation.after is not None else None,
             count=count,
+            inbox_of=self.bound.agent_id if row.kind == "inbox" else None,
         )
         return self._page(operation, row.channel, page)
 
@@ -162,7 +166,7 @@ class Profile:
         """One message with its content cut to the ceiling, from an offset in characters."""
         assert operation.message_id is not None
         message = store.message(MessageId(operation.message_id))
-        if message is None:
+        if message is None or not store.visible([message.sequence], self.bound.agent_id):
             raise NotFoundError(
                 f"no message {operation.message_id!r} is retained; it never was or has been "
                 "cleaned up"

@@ -58,7 +58,6 @@ from agentbus.store.changes import (
     MemoryRevised,
     MessageAppended,
     MoveCursors,
-    Mutation,
     NoRoom,
     PruneResult,
     Refused,
@@ -68,6 +67,8 @@ from agentbus.store.changes import (
 )
 from agentbus.store.connection import CommitUncertain, FilesGone
 from agentbus.store.ledger import LedgerStatistics, LedgerStore
+from agentbus.store.mutation import Mutation
+from agentbus.store.peer.changes import DeliveryChanged
 from agentbus.transport.connection import corked
 
 _log = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
 
     1. Changes are applied in mailbox order; their sequences are in that order.
     2. A batch is committed when the mailbox is empty or the batch is full; a lone change at once.
-    3. Facts are told to the projector in commit order, never before the commit.
+    3. Facts are told in commit order, never before the commit: those of deliveries to the inboxes,
+       before anything of the batch is answered, all others to the projector.
     4. When COMMIT itself fails, nobody knows what is on disk: all callers hear `unknown` and this
        actor dies; the daemon then ends and the next one reads the receipts from disk.
     5. While fenced no change is accepted, but for cursors moved by what was committed before: of
@@ -121,6 +123,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         projector: Address[ProjectorMessage],
         config: Config,
         desk: InspectionDesk | None = None,
+        tell_inboxes: Callable[[DeliveryChanged], None] = lambda change: None,
     ) -> None:
         super().__init__()
         self._config_path = config.path
@@ -131,6 +134,7 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         self._open_store = open_store
         self._projector = projector
         self._desk = desk
+        self._tell_inboxes = tell_inboxes
         self._store: LedgerStore | None = None
         self._batch: list[Submit] = []
         self._batch_bytes = 0
@@ -381,6 +385,13 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                 )
             raise
         facts: list[Fact] = []
+        for outcome in outcomes:
+            if isinstance(outcome, Done):
+                for fact in outcome.facts:
+                    if isinstance(fact, DeliveryChanged):
+                        self._tell_inboxes(fact)
+                    else:
+                        facts.append(fact)
         without_room: list[Submit] = []
         needed_bytes = 0
         with corked():
@@ -391,7 +402,6 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
                     continue
                 self._answer(submit, outcome)
                 if isinstance(outcome, Done):
-                    facts.extend(outcome.facts)
                     self._freed |= isinstance(outcome.result, PruneResult)
             if without_room:
                 self._found_no_room(without_room, needed_bytes)
@@ -415,7 +425,10 @@ class ReceiptLedgerActor(BusActor[LedgerMessage]):
         if isinstance(outcome, Refused):
             submit.reply_to.set_exception(outcome.error)
             return
-        submit.reply_to.set(outcome.result)
+        if outcome.error is not None:
+            submit.reply_to.set_exception(outcome.error)
+        else:
+            submit.reply_to.set(outcome.result)
         changed = tuple(fact for fact in outcome.facts if isinstance(fact, _SUBSCRIPTION_FACTS))
         if changed and origin is not None:
             origin.tell(SubscriptionsChanged(changed))
@@ -441,8 +454,4 @@ def _holds_in_any_epoch(change: Change) -> bool:
 
 
 def _is_same_operation(change: Change, mutation: Mutation) -> bool:
-    return (
-        isinstance(change, Mutation)
-        and change.operation_id == mutation.operation_id
-        and change.attachment.session_id == mutation.attachment.session_id
-    )
+    return isinstance(change, Mutation) and change.receipt_key == mutation.receipt_key

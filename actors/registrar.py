@@ -60,10 +60,11 @@ from agentbus.errors import (
     SessionAlreadyConnectedError,
     StaleAttachmentError,
     UnavailableError,
+    ValidationError,
 )
 from agentbus.identity import Attachment, SessionIdentity
 from agentbus.ids import BusId, SessionId
-from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, HEARTBEAT_SECONDS
+from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS, HEARTBEAT_SECONDS, PEER_CAPABILITIES
 from agentbus.protocol.session import Attach, HookEvent
 from agentbus.store.changes import BindSession, SessionBound
 
@@ -198,6 +199,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 retry_after_ms=self._readiness.retry_after_ms,
             )
         self._check_config(register)
+        self._check_capabilities(register.attach)
         self._waiting.append(register)
         self._bind_next()
 
@@ -210,6 +212,17 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             raise ConfigMismatchError(
                 f"the daemon runs with {path} as it was when it started, this session wants "
                 f"{hello.config_path}; run `agentbus stop`, then call again to start it anew"
+            )
+
+    def _capabilities(self, attach: Attach) -> tuple[str, ...]:
+        return tuple(sorted({*self._config.capabilities, *attach.capabilities}))
+
+    def _check_capabilities(self, attach: Attach) -> None:
+        count = len(self._capabilities(attach))
+        if count > PEER_CAPABILITIES:
+            raise ValidationError(
+                f"attach: capabilities must be at most {PEER_CAPABILITIES} with those of "
+                f"{self._config.path}, not {count}"
             )
 
     def _bind_next(self) -> None:
@@ -281,6 +294,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             parent=parent,
             role=attach.role,
             repository=attach.repository,
+            capabilities=self._capabilities(attach),
         )
 
     def _bind_reply(self) -> TellReply[RegistrarMessage]:
@@ -315,21 +329,19 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             self._config,
             self._clock,
         )
-        route = Route(attachment, register.link, actor.address, self._clock.monotonic_s())
-        self._live[_key(attach)] = Live(
-            _key(attach),
-            LiveSession(
-                attachment=attachment,
-                sender=profile.sender,
-                conversation=bound.identity.conversation,
-                identity_source=attach.identity_source,
-                attached_at_us=self._clock.wall_us(),
-                adapter_pid=register.hello.pid,
-            ),
-            route,
-            register.hello.pid,
-            register.hello.harness_pid,
+        session = LiveSession(
+            attachment=attachment,
+            sender=profile.sender,
+            conversation=bound.identity.conversation,
+            identity_source=attach.identity_source,
+            attached_at_us=self._clock.wall_us(),
+            adapter_pid=register.hello.pid,
+            presence=attach.presence,
         )
+        now_s = self._clock.monotonic_s()
+        route = Route(attachment, register.link, actor.address, session, now_s)
+        key = _key(attach)
+        self._live[key] = Live(key, session, route, register.hello.pid, register.hello.harness_pid)
         self._routes.bind(route)
         conversation, harness_pid = bound.identity.conversation, register.hello.harness_pid
         self._waits.tell(AttachmentOpened(bound.session_id, conversation, harness_pid))

@@ -36,6 +36,21 @@ class TellReply(Generic[M]):
         self._address.tell(self._failed(error))
 
 
+class WhenRefused:
+    """For a change whose success is told in another way, or to nobody."""
+
+    __slots__ = ("_refused",)
+
+    def __init__(self, refused: Callable[[BaseException], object]) -> None:
+        self._refused = refused
+
+    def set(self, value: Any) -> None:
+        return None
+
+    def set_exception(self, error: BaseException) -> None:
+        self._refused(error)
+
+
 class FlushReply:
     """Answers the handoff reports of one flush where it was committed, on the ledger's thread.
 

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 
 from actors.base import Address, Reply
-from actors.messages import AttachmentMessage, Link
+from actors.messages import AttachmentMessage, Link, LiveSession
 from agentbus.errors import StaleAttachmentError
 from agentbus.identity import Attachment
 from agentbus.ids import SessionId
@@ -21,12 +21,13 @@ class Route:
     """Where the frames of one attachment go, and how busy it is.
 
     `last_call_s` (monotonic) and `waiting` are written by the transport and by settled replies;
-    the registrar reads them to tell an idle holder from a busy one.
+    whoever tells an idle session from a busy one reads them.
     """
 
     attachment: Attachment
     link: Link
     address: Address[AttachmentMessage]
+    session: LiveSession
     last_call_s: float
     waiting: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -49,6 +50,10 @@ class Routes:
 
     def bind(self, route: Route) -> None:
         self._routes[route.attachment.session_id] = route
+
+    def live(self) -> list[Route]:
+        """The routes of all attachments that live."""
+        return list(self._routes.values())
 
     def all(self) -> list[Route]:
         """The routes of all attachments that live or are about to end."""

@@ -7,15 +7,24 @@ opened by its first search: most attachments never search.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agentbus.encoding import raw
 from agentbus.errors import NotFoundError, ValidationError
-from agentbus.ids import Sequence
-from agentbus.limits import GAPS_PER_RESULT, KIB, RESULT_BYTES, SEARCH_PAGE_DEFAULT, SEARCH_SECONDS
+from agentbus.ids import AgentId, Sequence
+from agentbus.limits import (
+    GAPS_PER_RESULT,
+    INBOX_PREFIX,
+    KIB,
+    RESULT_BYTES,
+    SEARCH_PAGE_DEFAULT,
+    SEARCH_SECONDS,
+)
 from agentbus.protocol.operations import Search
-from agentbus.rules.query import SearchEngine, query_of
+from agentbus.rules.query import Query, SearchEngine, query_of, too_slow
+from agentbus.store.changes import ChannelRow
 from agentbus.store.reader import NO_END, Reader
 
 ENVELOPES_AT_ONCE = 64
@@ -40,15 +49,24 @@ class Searcher:
     2. Later pages hold only what is older than all that was seen, whatever changed meanwhile: no
        message twice, and none left out that was there all the time.
     3. What was removed since the first page is told by the page that would have held it.
+    4. Direct messages are found by their participants only, whatever the index says of them.
     """
 
     def __init__(
-        self, open_engine: Callable[[], SearchEngine], store: Reader, ceiling_kib: int
+        self,
+        open_engine: Callable[[], SearchEngine],
+        store: Reader,
+        ceiling_kib: int,
+        agent_id: AgentId,
+        inbox: str,
     ) -> None:
+        """`agent_id`: who searches; `inbox`: the name of its inbox channel."""
         self._open_engine = open_engine
         self._engine: SearchEngine | None = None
         self._store = store
         self._ceiling_kib = ceiling_kib
+        self._agent_id = agent_id
+        self._inbox = inbox
 
     def close(self) -> None:
         if self._engine is not None:
@@ -68,17 +86,15 @@ class Searcher:
             type_=search.type,
             tags=search.tags,
         )
-        if search.channel is not None and self._store.channel(search.channel) is None:
-            raise NotFoundError(
-                f"there is no channel {search.channel!r}; list_channels shows what there is"
-            )
+        if search.channel is not None:
+            require_readable(self._store, search.channel, self._inbox)
         if self._engine is None:
             self._engine = self._open_engine()
         count = search.count or SEARCH_PAGE_DEFAULT
         place = begun or Place(
             Sequence(self._store.last_sequence() + 1), self._store.removed_through()
         )
-        found = self._engine.find(query, place.below, count + 1, SEARCH_SECONDS)
+        found = self._find(self._engine, query, place.below, count + 1)
         ceiling_bytes = min((search.max_kib or self._ceiling_kib) * KIB, RESULT_BYTES)
         messages, covered = self._fitting(found[:count], ceiling_bytes)
         rest = place._replace(below=found[covered - 1]) if covered < len(found) else None
@@ -94,6 +110,24 @@ class Searcher:
             answer["gaps_left_out"] = len(gaps) - GAPS_PER_RESULT
         return answer
 
+    def _find(
+        self, engine: SearchEngine, query: Query, below: Sequence, count: int
+    ) -> list[Sequence]:
+        """The newest matches that the asking agent may read, newest first."""
+        deadline_s = time.monotonic() + SEARCH_SECONDS
+        found: list[Sequence] = []
+        while len(found) < count:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise too_slow()
+            matches = engine.find(query, below, count, left_s)
+            visible = self._store.visible(matches, self._agent_id)
+            found += [sequence for sequence in matches if sequence in visible]
+            if len(matches) < count:
+                break
+            below = matches[-1]
+        return found[:count]
+
     def _gaps(self, place: Place, rest: Place | None, channel: str | None) -> list[dict[str, Any]]:
         """What was removed since the search began, of the part that this page covers."""
         low = place.removed_through
@@ -102,7 +136,12 @@ class Searcher:
         if self._store.removed_through() <= low:
             return []
         parts = self._store.removed_anywhere(low, place.below)
-        return [part.as_data() for part in parts if channel in (None, part.channel)]
+        return [
+            part.as_data()
+            for part in parts
+            if (channel or part.channel) == part.channel
+            and (part.channel == self._inbox or not part.channel.startswith(INBOX_PREFIX))
+        ]
 
     def _fitting(self, found: list[Sequence], ceiling_bytes: int) -> tuple[list[bytes], int]:
         """The live ones up to the ceiling, at least one, and how many of `found` that covers."""
@@ -119,6 +158,14 @@ class Searcher:
                 ceiling_bytes -= len(envelope)
                 fitting.append(envelope)
         return fitting, len(found)
+
+
+def require_readable(store: Reader, channel: str, inbox: str) -> ChannelRow:
+    """The row of a channel that may be read: of inboxes one's own only."""
+    row = store.channel(channel)
+    if row is None or (row.kind == "inbox" and channel != inbox):
+        raise NotFoundError(f"there is no channel {channel!r}; list_channels shows what there is")
+    return row
 
 
 def _begun(cursor: str | None) -> Place | None:

@@ -102,8 +102,8 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
     | projection             | fence, new epoch, replay or rebuild, again after a pause if need be |
     | a rebuild, as Redis is |                                                                     |
     | full                   | capacity cleanup under the fence, then the rebuild anew             |
-    | an attachment, channel |                                                                     |
-    | or inspector           | replaced by whoever started it; noted here                          |
+    | an attachment, channel,|                                                                     |
+    | inbox or inspector     | replaced by whoever started it; noted here                          |
     | any other actor        | the daemon ends: the next one starts from what is on disk           |
 
     1. Epochs only grow. An answer for an older epoch is ignored.
@@ -228,9 +228,9 @@ class SupervisorActor(PooledActor[SupervisorMessage]):
         self._note(f"{actor} failed: {type(error).__name__}")
         if actor.startswith(("AttachmentActor", "InspectorActor")):
             return
-        if actor.startswith("ChannelActor"):
+        if actor.startswith(("ChannelActor", "InboxActor")):
             if self._health.state == "ready":
-                self._enter("ready")  # attachments watch their channels anew
+                self._enter("ready")  # attachments watch their channels and inboxes anew
             return
         assert self._wiring.outlets is not None
         self._wiring.outlets.give_up(f"{actor} failed: {type(error).__name__}")

@@ -27,10 +27,13 @@ from actors.base import (
 from actors.channel import ChannelDirectory
 from actors.cleanup_scheduler import CleanupOutlets, CleanupSchedulerActor
 from actors.front_door import Desks, FrontDoor
+from actors.human_desk import HumanDeskActor, person_of_this_process
+from actors.inbox import InboxDirectory, InboxNeighbours
 from actors.inspections import InspectionDesk, InspectionStatistics
 from actors.messages import CheckRedis, Detached, ReadinessChanged
 from actors.notices import notice_frame
 from actors.pool import Dispatcher, PooledActor
+from actors.presence import Presences
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.redis_projector import RedisProjectorActor
 from actors.registrar import RegistrarActor
@@ -56,7 +59,8 @@ from agentbus.rules.query import SearchEngine
 from agentbus.store.connection import CommitUncertain, DatabaseUnusable
 from agentbus.store.fts import TextSearch
 from agentbus.store.ledger import LedgerStore
-from agentbus.store.reader import Reader
+from agentbus.store.peer.people import PeopleReader
+from agentbus.store.peer.reading import PeerReader
 from agentbus.store.reset import reset_database
 from agentbus.transport.listener import Listener
 from agentbus.transport.singleton import DaemonLock, RuntimePaths, bind_socket, remove_socket
@@ -129,11 +133,25 @@ class System:
         projector_actor = RedisProjectorActor(
             RedisServer(self._redis_settings()), self._open_store, channels, self._supervisor
         )
+        inboxes = InboxDirectory(
+            dispatcher,
+            lambda: InboxNeighbours(
+                ledger=ledger_actor.address,
+                waits=keeper.address,
+                timer=timer,
+                clock=clock,
+                lease_s=config.peer_lease_seconds,
+                window_s=config.peer_window_seconds,
+            ),
+            self._crashed,
+        )
+        keeper = WaitKeeperActor(self._open_store, channels, timer)
         ledger_actor = ReceiptLedgerActor(
             lambda: LedgerStore(database_path(config), config, clock),
             projector_actor.address,
             config,
             self._desk,
+            inboxes.tell,
         )
         # The ledger first: it makes the database that the others read.
         ledger = self._begin(ledger_actor, self._flow, within_s=DATABASE_OPEN_SECONDS)
@@ -153,14 +171,16 @@ class System:
                 projector=projector,
                 registrar=registrar,
                 channels=channels,
+                inboxes=inboxes,
+                presences=presences,
                 timer=timer,
                 open_streams=lambda: StreamReader(connect(self._paths.redis_socket)),
                 open_store=self._open_store,
                 open_search=open_search,
             )
 
-        keeper = WaitKeeperActor(self._open_store, channels, timer)
         waits = self._begin(keeper, self._threaded)
+        presences = Presences(self._routes, clock, keeper.waits_for)
         registrar_actor = RegistrarActor(
             neighbours, ledger, self._routes, config, bus_id, clock, self._crashed, waits
         )
@@ -191,10 +211,19 @@ class System:
                 "inspection": self._inspection_counters(),
                 "channels": {"actors": len(channels.addresses())},
                 "waits": {"waiting": keeper.waiting},
+                "inboxes": inboxes.statistics(),
             },
         )
         reporter = self._begin(ReporterActor(sources, timer, config, clock), self._threaded)
-        desks = Desks(registrar, reporter, self._supervisor, waits)
+        human_desk = HumanDeskActor(
+            lambda: PeopleReader(database_path(config)),
+            presences.attached,
+            ledger,
+            config,
+            person_of_this_process(),
+        )
+        people = self._begin(human_desk, self._threaded)
+        desks = Desks(registrar, reporter, self._supervisor, waits, people)
         door = FrontDoor(desks, self._routes, config, bus_id, clock)
         listening = bind_socket(self._paths, self._lock, os.getuid())
         listener = self._listener = Listener(
@@ -214,6 +243,9 @@ class System:
 
         wiring.outlets = Outlets(announce, self._stop_asked, self.give_up, self._refuse)
         timer.deliver_every(REDIS_CHECK_SECONDS, projector, CheckRedis())
+        with closing(self._open_store()) as store:
+            for agent_id in store.inboxes_in_use():
+                inboxes.address(agent_id)  # their deadlines go on
         listener.start()
         # Last: from here on Redis starts, and whoever asks is told so.
         self._begin_pooled(dispatcher, supervisor)
@@ -264,8 +296,8 @@ class System:
             runtime_directory=self._paths.directory,
         )
 
-    def _open_store(self) -> Reader:
-        return Reader(database_path(self._config))
+    def _open_store(self) -> PeerReader:
+        return PeerReader(database_path(self._config))
 
     def _read_bus_id(self) -> BusId:
         with closing(self._open_store()) as store:

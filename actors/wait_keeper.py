@@ -1,5 +1,7 @@
 """Waits of idle sessions: who is to be woken when something arrives, and what waits for whom.
 
+What arrives is a message of a subscribed channel, or a direct message that the session may claim.
+
 Owns the registry of waits, one per session, and a read-only handle of its own, on its own thread.
 Moves no cursor and renews no subscription: a wait only looks. A session need not be attached.
 """
@@ -13,6 +15,7 @@ from typing import Any, TypeAlias, assert_never
 
 from actors.base import BusActor, Reply
 from actors.channel import ChannelDirectory
+from actors.inbox_messages import DeliveryArrived
 from actors.messages import (
     Disconnected,
     Greeted,
@@ -25,10 +28,11 @@ from actors.messages import (
 )
 from actors.timer import Timer, TimerHandle
 from agentbus.errors import BusError, NotFoundError, UnavailableError
-from agentbus.ids import ChannelId, Sequence, SessionId
+from agentbus.ids import AgentId, ChannelId, Sequence, SessionId
 from agentbus.protocol.session import Wait
 from agentbus.store.changes import SubscriptionRow
-from agentbus.store.reader import Reader, SessionRow
+from agentbus.store.peer.directory import DirectoryReader
+from agentbus.store.reader import SessionRow
 
 RETURN_S = 0.5
 """An adapter that lost its connection, or a session that is taken over, is back before that."""
@@ -97,6 +101,7 @@ WaitKeeperMessage: TypeAlias = (
     | ReturnDue
     | Wake
     | NoticePosted
+    | DeliveryArrived
     | Disconnected
     | ReadinessChanged
 )
@@ -118,12 +123,13 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
        to begin a turn (`only_new`), `ended` when the session is attached no more, its harness has
        no adapter, or says that the conversation has ended: a harness that ends waits for its hooks.
     2. A wait watches its channels before it counts, so nothing that arrives is missed.
-    3. Counted is what `receive` would bring: not the session's own messages, nothing expired.
+    3. Counted is what `receive` would bring: not the session's own messages, nothing expired; and
+       what `peer` could claim, unless the wait names channels.
     """
 
     def __init__(
         self,
-        open_store: Callable[[], Reader],
+        open_store: Callable[[], DirectoryReader],
         channels: ChannelDirectory,
         timer: Timer,
     ) -> None:
@@ -134,10 +140,11 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         self._waiting: dict[SessionId, _Waiting] = {}
         self._watched: set[ChannelId] = set()
         self._woken_through: dict[SessionId, Sequence] = {}  # by waits for what is new
+        self._woken_for_peers: dict[SessionId, AgentId] = {}  # by such waits, and nothing new since
         self._adapters: dict[Link, int] = {}  # the process of the harness that started it
         self._attached: dict[SessionId, AttachmentOpened] = {}
         self._seen: set[SessionId] = set()  # attached at some time since this daemon started
-        self._store: Reader
+        self._store: DirectoryReader
 
     def on_start(self) -> None:
         self._store = self._open_store()
@@ -152,6 +159,10 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
     def waiting(self) -> int:
         """How many sessions are waited for; any thread may ask."""
         return len(self._waiting)
+
+    def waits_for(self, session_id: SessionId) -> bool:
+        """Whether somebody would wake this session; any thread may ask."""
+        return session_id in self._waiting
 
     def receive(self, message: WaitKeeperMessage) -> None:
         match message:
@@ -188,6 +199,8 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             case ReadinessChanged(state):
                 if state == "ready":
                     self._watch_anew()
+            case DeliveryArrived():
+                self._delivery_arrived(message)
             case NoticePosted():
                 pass  # a changed memory wakes nobody
             case _:
@@ -227,7 +240,8 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         with self._failing(waiting):
             self._check_channels(waiting)
             if not asked.wait.wait_ms:
-                _answer(waiting, "looked", self._channels_of(waiting, self._rows(waiting)))
+                channels = self._channels_of(waiting, self._rows(waiting))
+                _answer(waiting, "looked", channels, self._peers_of(waiting))
                 return
             earlier = self._waiting.get(session.session_id)
             if earlier is not None:
@@ -301,11 +315,35 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
 
     def _look(self, waiting: _Waiting, rows: list[SubscriptionRow]) -> None:
         newest = self._store.last_sequence()  # before it is counted: what comes between wakes again
-        channels = self._channels_of(waiting, rows)
-        if channels:
+        channels, peers = self._channels_of(waiting, rows), self._peers_of(waiting)
+        if channels or peers:
             if waiting.wait.only_new:
-                self._woken_through[waiting.session.session_id] = newest
-            self._end_wait(waiting, "woken", channels)
+                session = waiting.session
+                self._woken_through[session.session_id] = newest
+                if peers:
+                    self._woken_for_peers[session.session_id] = session.agent_id
+            self._end_wait(waiting, "woken", channels, peers)
+
+    def _delivery_arrived(self, arrived: DeliveryArrived) -> None:
+        def concerns(session_id: SessionId, agent_id: AgentId) -> bool:
+            return agent_id == arrived.agent_id and arrived.session_id in (None, session_id)
+
+        for session_id, agent_id in list(self._woken_for_peers.items()):
+            if concerns(session_id, agent_id):
+                del self._woken_for_peers[session_id]
+        for waiting in list(self._waiting.values()):
+            if concerns(waiting.session.session_id, waiting.session.agent_id):
+                with self._failing(waiting):
+                    self._look(waiting, self._rows(waiting))
+
+    def _peers_of(self, waiting: _Waiting) -> int:
+        """How many direct messages the session could claim now."""
+        session = waiting.session
+        if waiting.wait.channels:
+            return 0
+        if waiting.wait.only_new and session.session_id in self._woken_for_peers:
+            return 0
+        return self._store.waiting_work(session.agent_id, session.session_id).claimable
 
     def _rows(self, waiting: _Waiting) -> list[SubscriptionRow]:
         """Living subscriptions of the channels that it waits for; of all when none is named."""
@@ -333,10 +371,14 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         return [entry for entry in counted if entry["waiting"]]
 
     def _end_wait(
-        self, waiting: _Waiting, outcome: str, channels: Iterable[dict[str, Any]] = ()
+        self,
+        waiting: _Waiting,
+        outcome: str,
+        channels: Iterable[dict[str, Any]] = (),
+        peers: int = 0,
     ) -> None:
         self._forget(waiting)
-        _answer(waiting, outcome, channels)
+        _answer(waiting, outcome, channels, peers)
 
     def _forget(self, waiting: _Waiting) -> None:
         if waiting.due is not None:
@@ -368,11 +410,14 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             self._watched.clear()
 
 
-def _answer(waiting: _Waiting, outcome: str, channels: Iterable[dict[str, Any]]) -> None:
+def _answer(
+    waiting: _Waiting, outcome: str, channels: Iterable[dict[str, Any]], peers: int
+) -> None:
     waiting.reply_to.set(
         {
             "outcome": outcome,
             "display_name": waiting.session.display_name,
             "channels": list(channels),
+            "peer": peers,
         }
     )

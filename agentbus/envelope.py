@@ -14,10 +14,15 @@ from typing import Any, Literal
 from agentbus.encoding import encode
 from agentbus.errors import TooLargeError
 from agentbus.identity import SenderBinding
-from agentbus.ids import MessageId, Sequence
+from agentbus.ids import AgentId, MessageId, Sequence, SessionId
 from agentbus.limits import KIB
 
-ChannelKind = Literal["ordinary", "memory"]
+ChannelKind = Literal["ordinary", "memory", "inbox"]
+"""An inbox holds what was sent directly to one agent: not to be subscribed to or sent to."""
+
+PeerKind = Literal["info", "request", "response", "ack"]
+"""Of a direct message; it is the `type` of its envelope."""
+
 ReferenceKind = Literal["url", "unix_path", "windows_path"]
 
 
@@ -30,8 +35,21 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Recipient:
+    """Whom a direct message is for: an agent, or one session of it."""
+
+    agent: str
+    agent_id: AgentId
+    session_id: SessionId | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
-    """The part of an envelope that the sender decides."""
+    """The part of an envelope that the sender decides.
+
+    `recipients`: of a direct message, which only these and its sender may see. `capability`: what a
+    request asks of them.
+    """
 
     content: str
     type: str | None = None
@@ -42,6 +60,8 @@ class Body:
     references: tuple[Reference, ...] = ()
     tags: tuple[str, ...] = ()
     depth: int = 0
+    recipients: tuple[Recipient, ...] = ()
+    capability: str | None = None
 
 
 def rfc3339(time_us: int) -> str:
@@ -88,7 +108,7 @@ def encode_envelope(
         "content": body.content,
         "depth": body.depth,
     }
-    for key in ("type", "subject", "reply_to", "thread", "metadata"):
+    for key in ("type", "subject", "reply_to", "thread", "metadata", "capability"):
         value = getattr(body, key)
         if value is not None:
             data[key] = value
@@ -96,7 +116,16 @@ def encode_envelope(
         data["references"] = [{"kind": ref.kind, "value": ref.value} for ref in body.references]
     if body.tags:
         data["tags"] = list(body.tags)
+    if body.recipients:
+        data["to"] = [_recipient_data(recipient) for recipient in body.recipients]
     return encode(data)
+
+
+def _recipient_data(recipient: Recipient) -> dict[str, Any]:
+    data = {"agent": recipient.agent, "agent_id": recipient.agent_id}
+    if recipient.session_id is not None:
+        data["session_id"] = recipient.session_id
+    return data
 
 
 def body_of(envelope: dict[str, Any]) -> Body:
@@ -111,6 +140,11 @@ def body_of(envelope: dict[str, Any]) -> Body:
         references=tuple(Reference(**reference) for reference in envelope.get("references", ())),
         tags=tuple(envelope.get("tags", ())),
         depth=envelope["depth"],
+        recipients=tuple(
+            Recipient(one["agent"], AgentId(one["agent_id"]), one.get("session_id"))
+            for one in envelope.get("to", ())
+        ),
+        capability=envelope.get("capability"),
     )
 
 

@@ -17,15 +17,27 @@ class BusError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(
-        self, message: str, *, reason: str | None = None, retry_after_ms: int | None = None
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        retry_after_ms: int | None = None,
+        state: str | None = None,
+        status: int | None = None,
+        detail: dict[str, Any] | None = None,
     ) -> None:
+        """The last three are of peer messaging: what the delivery is now, the number that peers of
+        other buses know the error by, and what else there is to know."""
         super().__init__(message)
         self.message = message
         self.reason = reason
         self.retry_after_ms = retry_after_ms
+        self.state = state
+        self.status = status
+        self.detail = detail
 
     def as_data(self) -> dict[str, Any]:
-        """`{code, message, retryable, reason?, retry_after_ms?}`, as clients receive it."""
+        """`{code, message, retryable, reason?, retry_after_ms?, state?, status?, detail?}`."""
         data: dict[str, Any] = {
             "code": self.code,
             "message": self.message,
@@ -33,8 +45,10 @@ class BusError(Exception):
         }
         if self.reason is not None:
             data["reason"] = self.reason
-        if self.retry_after_ms is not None:
-            data["retry_after_ms"] = self.retry_after_ms
+        for key in ("retry_after_ms", "state", "status", "detail"):
+            value = getattr(self, key)
+            if value is not None:
+                data[key] = value
         return data
 
 
@@ -176,9 +190,14 @@ def error_from_data(data: dict[str, Any]) -> BusError:
     """The error that `as_data` described; an unknown code becomes `internal` and keeps its text."""
     cls = ERRORS_BY_CODE.get(str(data.get("code")), InternalError)
     retry_after_ms = data.get("retry_after_ms")
-    reason = data.get("reason")
+    reason, state, status, detail = (
+        data.get(key) for key in ("reason", "state", "status", "detail")
+    )
     return cls(
         str(data.get("message", "no message")),
         reason=reason if isinstance(reason, str) else None,
         retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None,
+        state=state if isinstance(state, str) else None,
+        status=status if isinstance(status, int) else None,
+        detail=detail if isinstance(detail, dict) else None,
     )

@@ -25,7 +25,7 @@ from typing import Final
 VARIABLE: Final = "AGENTBUS_TEST_FAILPOINT"
 
 POINTS: Final = {
-    "before_commit": "ledger: a batch with a mutation is written, COMMIT has not begun",
+    "before_commit": "ledger: a batch with a mutation or a claim is written, COMMIT has not begun",
     "commit": "ledger: COMMIT of such a batch, whose outcome is unknown when it raises",
     "after_commit": "ledger: such a batch is committed, nobody has been answered or told",
     "during_memory_edit": "ledger: the live revision has ended, the next one is not written",

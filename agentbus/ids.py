@@ -21,6 +21,15 @@ MessageId = NewType("MessageId", str)
 OperationId = NewType("OperationId", str)
 """1 to 128 bytes, chosen by the caller or its adapter; unique per session."""
 
+DeliveryId = NewType("DeliveryId", str)
+"""Id of a direct message for one of its recipients: what is claimed, answered and finished."""
+
+LeaseToken = NewType("LeaseToken", str)
+"""Proof of a claim: made anew with each, known to the daemon and the claiming adapter only."""
+
+InterventionId = NewType("InterventionId", str)
+"""Id of one question to a person about a delivery."""
+
 Sequence = NewType("Sequence", int)
 """Commit order over the whole bus, from 1; never reused, never going back. 0 means "before all"."""
 

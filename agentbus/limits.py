@@ -8,7 +8,7 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the adapter-daemon protocol; both sides must agree exactly."""
 
 FRAME_BYTES = 8 * MIB
@@ -102,3 +102,51 @@ WAIT_UNKNOWN_CLIENT_SECONDS = 50
 """Longest effective receive wait for a client whose tool limit is not known."""
 
 DEFAULT_CHANNEL = "general"
+
+# --- peer messaging ---
+
+PEER_ID_CHARACTERS = 80
+"""Of a delivery id, a message id, a thread or a capability in an argument."""
+
+PEER_RECIPIENTS = 100
+PEER_RECIPIENT_CHARACTERS = 256
+PEER_BODY_CHARACTERS = 65_536
+PEER_TEXT_CHARACTERS = 2000
+"""Of the summary of a progress and of the reason for asking a person."""
+
+PEER_ACTION_CHARACTERS = 4000
+"""Of a proposed action and of a person's instructions."""
+
+PEER_DESCRIPTION_CHARACTERS = 1000
+PEER_CAPABILITIES = 50
+PEER_MISSING_ITEMS = 20
+PEER_PAGE_MAX = 100
+PEER_CURSOR_CHARACTERS = 1024
+PEER_THREADS = 100
+PEER_WAIT_SECONDS = 50
+PEER_COLLECT_SECONDS = 45
+PEER_REPLY_DUE_SECONDS_MIN = 60
+PEER_REPLY_DUE_SECONDS_MAX = 604_800
+
+PEER_ATTEMPTS = 5
+"""Claims of one delivery that end without an answer before a person is asked."""
+
+PEER_UNANSWERED_SECONDS = 86_400
+PEER_CONFIDENCE = 0.75
+"""A checkpoint below it asks a person."""
+
+CONSULTATION_REQUESTS = 4
+CONSULTATION_SECONDS = 300
+"""What may be asked of others while one piece of work is handled, and for how long."""
+
+NOT_LISTENING_SECONDS = 120.0
+"""Attached, but without a call for so long and without a wait: nobody would notice a request."""
+
+LEASE_RENEWAL_SECONDS = 2.0
+"""An adapter renews what it holds so often, or three times in a lease, whichever is more often."""
+
+HUMAN_PREFIX = "human:"
+"""Of the agent names of people, which only the daemon gives."""
+
+INBOX_PREFIX = "@"
+"""Of the channel that holds what is sent to an agent: `@` and its name."""

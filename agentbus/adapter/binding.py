@@ -11,7 +11,7 @@ process that nobody can resume.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,19 @@ from agentbus.harnesses import Call, Evidence, Harness, harness_of
 from agentbus.harnesses.generic import SPARE_SECONDS
 from agentbus.identity import IdentitySource, SessionIdentity
 from agentbus.ids import new_id
-from agentbus.limits import NAME_BYTES
-from agentbus.protocol.fields import check_name
+from agentbus.limits import (
+    HUMAN_PREFIX,
+    INBOX_PREFIX,
+    NAME_BYTES,
+    PEER_CAPABILITIES,
+    PEER_ID_CHARACTERS,
+)
+from agentbus.protocol.fields import Text, check_name
+
+_CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
 
 _NO_NAME = "agent"
+_RESERVED_PREFIXES = (HUMAN_PREFIX, INBOX_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +121,36 @@ def checked_name(text: str, what: str) -> str:
         raise ValidationError(f"{what} {error.message}") from None
 
 
+def checked_capabilities(given: Sequence[str]) -> tuple[str, ...]:
+    """What `--capability` names, sorted and each once. Raises ValidationError."""
+    labels = tuple(sorted(set(given)))
+    if len(labels) > PEER_CAPABILITIES:
+        raise ValidationError(
+            f"--capability must name at most {PEER_CAPABILITIES} capabilities, these are "
+            f"{len(labels)}"
+        )
+    for label in labels:
+        try:
+            _CAPABILITY(label)
+        except ValidationError as error:
+            raise ValidationError(f"--capability {error.message}") from None
+    return labels
+
+
 def agent_name(given: str | None, folder: Path) -> str:
     """`--agent`, else the folder's name as far as it can be one."""
     if given is not None:
-        return checked_name(given, "--agent")
+        name = checked_name(given, "--agent")
+        if name.startswith(_RESERVED_PREFIXES):
+            raise ValidationError(
+                f"--agent must not begin with {' or '.join(_RESERVED_PREFIXES)}, which mark people "
+                "and inboxes; choose another name"
+            )
+        return name
     name = unicodedata.normalize("NFC", folder.name.encode(errors="replace").decode())
     name = "".join(character for character in name if character.isprintable())
+    while name.startswith(_RESERVED_PREFIXES):
+        name = name.removeprefix(HUMAN_PREFIX).removeprefix(INBOX_PREFIX)
     return name.encode()[:NAME_BYTES].decode(errors="ignore").strip() or _NO_NAME
 
 

@@ -19,6 +19,8 @@ from agentbus.adapter.evidence import HOOK_TOOL, HookEvent
 from agentbus.adapter.handoff import Delivery, Outcome, current_delivery
 from agentbus.adapter.hook_reports import HookReports
 from agentbus.adapter.link import Link
+from agentbus.adapter.peer import tool as peer_tool
+from agentbus.adapter.peer.calls import PeerCall
 from agentbus.adapter.prefetch import Batch, Budget, Prefetch
 from agentbus.adapter.results import (
     Answer,
@@ -53,11 +55,15 @@ from agentbus.protocol.operations import (
     Receive,
     given_arguments,
 )
+from agentbus.protocol.peer import PeerMemoryContext, PeerOperation, PeerWait
 
 _log = logging.getLogger(__name__)
 
 _EMPTY_WAITS_BEFORE_HINT = 3
 _SHUTDOWN_REPORTS_S = 0.3
+_MARGIN_CHARACTERS = 100
+"""For numbers of a header that change while a peer call is under way."""
+
 _LISTS = {"list_channels": "channels", "discover": "sessions"}
 """Tools whose answer is one list, cut to the ceiling."""
 
@@ -70,6 +76,8 @@ class ResultDelivery(Delivery):
     prefetch: Prefetch
     batch: Batch | None
     notices: tuple[dict[str, Any], ...]
+    settle_peer: Callable[[bool], None] | None = None
+    """Told whether a result of the tool `peer` was handed off."""
 
 
 def _begun(delivery: Delivery) -> None:
@@ -82,6 +90,8 @@ def _settled(delivery: Delivery) -> None:
     assert isinstance(delivery, ResultDelivery)
     if delivery.handed_off:
         delivery.conversation.notices_told(delivery.notices)
+    if delivery.settle_peer is not None:
+        delivery.settle_peer(delivery.handed_off)
     if delivery.batch is not None:
         if delivery.handed_off and delivery.batch.entries:
             reach("after_handoff_write")
@@ -99,7 +109,7 @@ class _Call:
     """One sound tool call. `arrival` is for confirming what was handed off before it came."""
 
     name: str
-    operation: Operation
+    operation: Operation | PeerOperation
     arguments: dict[str, Any]
     caller: Caller
     conversation: Conversation
@@ -109,7 +119,8 @@ class _Call:
         """With what every result tells, and these notices."""
         conversation = self.conversation
         told = (*conversation.notices, *notices)
-        return Header(conversation.display_name, conversation.prefetch.pending, told)
+        pending, peer = conversation.prefetch.pending, conversation.peer.waiting
+        return Header(conversation.display_name, pending, told, peer)
 
     def deliver(self, batch: Batch | None, notices: tuple[dict[str, Any], ...] = ()) -> None:
         """From now on the transport says what became of the result of this task."""
@@ -122,6 +133,20 @@ class _Call:
                 prefetch=conversation.prefetch,
                 batch=batch,
                 notices=(*conversation.notices, *notices),
+            )
+        )
+
+    def deliver_peer(self, settle: Callable[[bool], None] | None, *, with_header: bool) -> None:
+        """The same for a result of the tool `peer`."""
+        conversation = self.conversation
+        current_delivery.set(
+            ResultDelivery(
+                on_settle=_settled,
+                conversation=conversation,
+                prefetch=conversation.prefetch,
+                batch=None,
+                notices=tuple(conversation.notices) if with_header else (),
+                settle_peer=settle,
             )
         )
 
@@ -200,9 +225,14 @@ class Calls:
         conversation = self._conversation(caller.binding)
         self._waker.active(caller.binding.identity)
         arrival = conversation.prefetch.arrival()
-        operation = parse_call(name, arguments, self._link.config_in_force)
-        given = given_arguments(operation, arguments or {})
-        call = _Call(name, operation, given, caller, conversation, arrival)
+        operation: Operation | PeerOperation
+        if name == peer_tool.NAME:
+            operation = peer = peer_tool.parse_peer_call(arguments)
+            call = _Call(name, operation, {}, caller, conversation, arrival)
+        else:
+            operation, peer = parse_call(name, arguments, self._link.config_in_force), None
+            given = given_arguments(operation, arguments or {})
+            call = _Call(name, operation, given, caller, conversation, arrival)
         if conversation.in_flight >= IN_FLIGHT_PER_ATTACHMENT:
             raise OverloadedError(
                 f"{name}: {IN_FLIGHT_PER_ATTACHMENT} calls of this session are under way; wait for "
@@ -210,6 +240,8 @@ class Calls:
             )
         conversation.in_flight += 1
         try:
+            if peer is not None:
+                return await self._peer(call, peer)
             if isinstance(operation, Receive):
                 return await self._receive(call, operation)
             return await self._operate(call)
@@ -302,6 +334,39 @@ class Calls:
             self._link.config_in_force(),
             call.caller.result_characters,
         )
+
+    # --- direct work ------------------------------------------------------------------------------
+
+    async def _peer(self, call: _Call, operation: PeerOperation) -> Answer:
+        conversation = call.conversation
+        ceiling = self._ceiling(call) - _MARGIN_CHARACTERS
+        peer = PeerCall(
+            self._link,
+            conversation,
+            self._profile.agent,
+            call.caller.wait_seconds,
+            room=lambda: ceiling - len(encode(call.header().data())),
+        )
+        conversation.used(call.arrival, None)
+        told = await peer.answer(operation)
+        # Metadata of a memory is passed on as it is, so nothing may stand beside it.
+        with_header = told.error is None and not isinstance(operation, PeerMemoryContext)
+        call.deliver_peer(told.settle, with_header=with_header)
+        if told.error is not None:
+            return error_answer(told.error)
+        if not with_header:
+            return answer(told.body)
+        if isinstance(operation, PeerWait):
+            if told.body["delivery"] is not None or told.body["notices"]:
+                conversation.empty_waits = 0
+            elif operation.timeout > 0:
+                conversation.empty_waits += 1
+            if conversation.empty_waits >= _EMPTY_WAITS_BEFORE_HINT:
+                told.body["hint"] = polling_hint(call.caller)
+        header = call.header().data()
+        if "notices" in told.body:
+            told.body["notices"] = [*header.pop("notices", ()), *told.body["notices"]]
+        return answer(header | told.body)
 
     # --- receive ----------------------------------------------------------------------------------
 

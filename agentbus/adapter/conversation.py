@@ -21,6 +21,7 @@ from agentbus.adapter.binding import Binding
 from agentbus.adapter.exposures import Exposures
 from agentbus.adapter.link import Link
 from agentbus.adapter.notices import MemoryNotices
+from agentbus.adapter.peer.state import PeerState
 from agentbus.adapter.prefetch import Batch, Prefetch, Report
 from agentbus.adapter.retry import Retry
 from agentbus.adapter.subscription import Held, parse_arrived
@@ -49,6 +50,10 @@ class Profile:
     agent: str
     repository: str | None
     harness_pid: int | None
+    capabilities: tuple[str, ...] = ()
+    """What `--capability` names, beside those of the configuration."""
+    presence: bool = True
+    """Whether peers see in the directory that it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,9 @@ class Conversation:
         self.notices: list[dict[str, Any]] = []
         """Told in every result until one that carried them was handed off."""
         self.memory_notices = MemoryNotices()
+        self.peer = PeerState(self.notify)
         self.on_arrival: Callable[[], None] = lambda: None
-        """Called when messages were delivered."""
+        """Called when messages or direct work came."""
         self._link = link
         self._profile = profile
         self._window = window
@@ -112,6 +118,7 @@ class Conversation:
         Whoever ends a call of it that was under way calls this again: it may have attached anew.
         """
         self.has_left = True
+        self.peer.forget()
         attachment, self.attachment = self.attachment, None
         self._attached_when_lost = False
         if attachment is not None:
@@ -130,16 +137,29 @@ class Conversation:
         retry = Retry(self._link)
         while True:
             try:
-                attachment = await self.attach()
-                timeout_s = self._timeout_s(method)
-                return await self._request(attachment, method, {"args": args}, timeout_s)
+                timeout_s = self.timeout_s(inspected=method in MUTATIONS)
+                return await self.attempt(method, {"args": args}, timeout_s)
             except BusError as error:
                 if method == "unsubscribe" and error.code == "not_found" and retry.uncertain:
                     return {"channel": args["channel"]}  # the attempt before this one did it
                 try:
                     await retry.after(error)
                 except BusError as last:
-                    raise retry.outcome(last, method, args) from None
+                    if method not in MUTATIONS:
+                        raise
+                    repeat = f"with operation_id {args['operation_id']!r}"
+                    raise retry.outcome(last, method, repeat) from None
+
+    async def attempt(self, method: str, params: dict[str, Any], timeout_s: float) -> Any:
+        """Ask the daemon once, attached."""
+        return await self._request(await self.attach(), method, params, timeout_s)
+
+    def timeout_s(self, *, inspected: bool) -> float:
+        """Of one attempt. What is inspected is answered only after that."""
+        config = self._link.config_in_force()
+        if inspected and config.inspection_command:
+            return REQUEST_TIMEOUT_S + config.inspection_timeout_seconds + _INSPECTION_SLACK_S
+        return REQUEST_TIMEOUT_S
 
     async def attach(self) -> Attachment:
         """Be attached; calls at the same time share one attempt."""
@@ -155,7 +175,7 @@ class Conversation:
         confirms = self.prefetch.confirms(arrival)
         if confirms or channels is not None:
             named = None if channels is None else list(channels)
-            self._notify("used", {"confirms": confirms, "channels": named})
+            self.notify("used", {"confirms": confirms, "channels": named})
 
     # --- waiting for messages ---------------------------------------------------------------------
 
@@ -192,7 +212,7 @@ class Conversation:
         return Pull(self, self._pull_number, task)
 
     def cancel_pull(self, number: int) -> None:
-        self._notify("cancel_pull", {"number": number})
+        self.notify("cancel_pull", {"number": number})
 
     def next_change(self) -> asyncio.Future[None]:
         """Done when something arrives or the attachment goes. Cancel it when it is not needed."""
@@ -275,7 +295,7 @@ class Conversation:
             return
         messages, size_bytes = self.prefetch.credit_due()
         if messages:
-            self._notify("credit", {"messages": messages, "bytes": size_bytes})
+            self.notify("credit", {"messages": messages, "bytes": size_bytes})
         report = self.prefetch.report_due()
         if report is not None:
             self._send_report(self.attachment, self.prefetch, report)
@@ -284,7 +304,7 @@ class Conversation:
         if exposed:
             if self._exposures is not None:
                 self._exposures.note(exposed)
-            self._notify("handing_off", {"exposed": [list(place) for place in exposed.items()]})
+            self.notify("handing_off", {"exposed": [list(place) for place in exposed.items()]})
 
     async def reported(self, timeout_s: float) -> None:
         """Wait until the daemon has answered what was reported, but not for long."""
@@ -332,6 +352,7 @@ class Conversation:
             self.prefetch = Prefetch()
             self._exposures = None
             self.memory_notices = MemoryNotices()
+            self.peer.forget()
             self.notices.append(
                 {
                     "kind": "bus_reset",
@@ -353,6 +374,7 @@ class Conversation:
         for change in answer["memory_changes"]:
             self.memory_notices.add(change)
         self._flush()
+        self.peer.attached()
         self._changed()
 
     def notified(self, method: str, params: dict[str, Any]) -> None:
@@ -369,6 +391,9 @@ class Conversation:
             self._noticed(params["notice"])
         elif method == "expired":
             self.prefetch.expire(params["subscription"], params["channel"], params["expired_at"])
+        elif method == "peer_waiting":
+            if self.peer.has_more(params["count"]):
+                self.on_arrival()
         else:
             self.attachment = None
         self._changed()
@@ -414,27 +439,30 @@ class Conversation:
             "role": self.binding.role,
             "repository": self._profile.repository,
             "harness_pid": self._profile.harness_pid,
+            "capabilities": list(self._profile.capabilities),
+            "presence": self._profile.presence,
         }
         known = {key: value for key, value in params.items() if value is not None}
         await self._link.attach(known, self)
 
     async def _attach_quietly(self) -> None:
-        try:
-            await self.attach()
-        except BusError as error:
-            _log.info("not attached again: %s", error.message)
+        """As persistent as a call: a daemon that has just started may not take it yet, and a lease
+        is renewed only by who is attached."""
+        retry = Retry(self._link)
+        while self.attachment is None and not self.has_left:
+            try:
+                await self.attach()
+            except BusError as error:
+                try:
+                    await retry.after(error)
+                except BusError:
+                    _log.info("not attached again: %s", error.message)
+                    return
 
     def _attach_ended(self, task: asyncio.Task[None]) -> None:
         self._attaching = None
         if not task.cancelled():
             task.exception()  # whoever waited has raised it; perhaps nobody waits any more
-
-    def _timeout_s(self, method: str) -> float:
-        """What is inspected is answered only after that."""
-        config = self._link.config_in_force()
-        if method in MUTATIONS and config.inspection_command:
-            return REQUEST_TIMEOUT_S + config.inspection_timeout_seconds + _INSPECTION_SLACK_S
-        return REQUEST_TIMEOUT_S
 
     async def _request(
         self, attachment: Attachment, method: str, params: dict[str, Any], timeout_s: float
@@ -473,14 +501,17 @@ class Conversation:
             if not watcher.done():
                 watcher.set_result(None)
 
-    def _notify(self, method: str, params: dict[str, Any]) -> None:
+    def notify(self, method: str, params: dict[str, Any]) -> bool:
+        """Tell the daemon something; False when there is no attachment to tell it with."""
         client = None if self.attachment is None else self._link.client_of(self.attachment)
         if self.attachment is None or client is None:
-            return
+            return False
         try:
             client.notify(method, {"attachment": _wire(self.attachment), **params})
         except BusError as error:
             _log.info("%s was not sent: %s", method, error.message)
+            return False
+        return True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -48,7 +48,7 @@ RECONNECT_PAUSE_S = 0.1
 RECONNECT_PAUSE_MAX_S = 5.0
 
 
-LISTENED = frozenset({"deliver", "invalidate", "notice", "expired", "detached"})
+LISTENED = frozenset({"deliver", "invalidate", "notice", "expired", "peer_waiting", "detached"})
 """Notifications that name an attachment."""
 
 

@@ -44,9 +44,12 @@ class Header:
     you: str
     pending: int
     notices: Sequence[Mapping[str, Any]] = ()
+    peer: int = 0
 
     def data(self) -> dict[str, Any]:
         data: dict[str, Any] = {"you": self.you, "pending": self.pending}
+        if self.peer:
+            data["peer"] = self.peer
         if self.notices:
             data["notices"] = list(self.notices)
         return data
@@ -132,27 +135,32 @@ def receive_answer(facts: ReceiveFacts, batch: Batch, budget: Budget) -> Answer:
 
 
 def fit_message(
-    message: Mapping[str, Any], characters: int, marks: Mapping[str, Any] | None = None
+    message: Mapping[str, Any],
+    characters: int,
+    marks: Mapping[str, Any] | None = None,
+    *,
+    key: str = "content",
 ) -> dict[str, Any]:
     """The message with its content cut to fit, and `truncated` saying how many bytes are missing.
 
-    `next_offset` is where `history(message_id, offset)` goes on. A message that is too large even
-    without content also loses its bulky fields, which `omitted` names; max_kib brings them back.
+    `key` is what the content is called. `next_offset` is where `history(message_id, offset)` goes
+    on. A message that is too large even without content also loses its bulky fields, which
+    `omitted` names; max_kib brings them back.
     """
     cut: dict[str, Any] = {**message, **(marks or {})}
-    content: str = message["content"]
+    content: str = message[key]
     content_bytes = len(content.encode())
-    cut["content"] = ""
+    cut[key] = ""
     cut["truncated"] = {"bytes": content_bytes, "next_offset": len(content)}
     omitted = []
-    for key in _BULKY:
-        if key in cut and _characters(cut) > characters:
-            del cut[key]
-            omitted.append(key)
+    for bulky in _BULKY:
+        if bulky in cut and characters_of(cut) > characters:
+            del cut[bulky]
+            omitted.append(bulky)
     if omitted:
         cut["truncated"]["omitted"] = omitted
-    kept = _escaped_prefix(content, characters - _characters(cut))
-    cut["content"] = kept
+    kept = _escaped_prefix(content, characters - characters_of(cut))
+    cut[key] = kept
     cut["truncated"]["bytes"] = content_bytes - len(kept.encode())
     cut["truncated"]["next_offset"] = len(kept)
     return cut
@@ -160,10 +168,10 @@ def fit_message(
 
 def fit_history_message(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
     """The answer of `history(message_id)` with as much content as fits."""
-    if _characters(body) <= characters:
+    if characters_of(body) <= characters:
         return dict(body)
     rest = {**body, "message": {}}
-    message = fit_message(body["message"], characters - _characters(rest))
+    message = fit_message(body["message"], characters - characters_of(rest))
     missing = message.pop("truncated")
     if "omitted" in missing:
         message["truncated"] = {"bytes": missing["bytes"], "omitted": missing["omitted"]}
@@ -174,9 +182,9 @@ def fit_history_message(body: Mapping[str, Any], characters: int) -> dict[str, A
 
 def fit_memory(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
     """The answer of `get_memory` with as much content as fits; history continues it."""
-    if _characters(body) <= characters:
+    if characters_of(body) <= characters:
         return dict(body)
-    rest = _characters({**body, "memory": {}})
+    rest = characters_of({**body, "memory": {}})
     return {**body, "memory": fit_message(body["memory"], characters - rest)}
 
 
@@ -188,10 +196,10 @@ def fit_list(
     `from_end`: the last ones are the ones to keep. One item is always kept.
     """
     items = body[key]
-    left = min(characters, RESULT_BYTES) - _characters({**body, key: [], "more": False})
+    left = min(characters, RESULT_BYTES) - characters_of({**body, key: [], "more": False})
     kept = 0
     for item in reversed(items) if from_end else items:
-        left -= _characters(item) + 1
+        left -= characters_of(item) + 1
         if left < 0:
             break
         kept += 1
@@ -199,8 +207,10 @@ def fit_list(
         return dict(body)
     if kept == 0:
         items, kept = items[-1:] if from_end else items[:1], 1
-        if "content" in items[0]:
-            items = [fit_message(items[0], characters - _characters({**body, key: []}))]
+        left = characters - characters_of({**body, key: []})
+        for name in ("content", "body"):
+            if isinstance(items[0].get(name), str):
+                items = [fit_message(items[0], left, key=name)]
     chosen = items[len(items) - kept :] if from_end else items[:kept]
     more = len(chosen) < len(body[key]) or body.get("more", False)
     return {**body, key: chosen, "more": more}
@@ -238,7 +248,8 @@ def fit_search(body: Mapping[str, Any], characters: int) -> dict[str, Any]:
     return fitted
 
 
-def _characters(value: Any) -> int:
+def characters_of(value: Any) -> int:
+    """What this takes in the text of a result."""
     encoded = encode(value)
     return len(encoded) if encoded.isascii() else len(encoded.decode())
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 from agentbus.adapter.link import Link
 from agentbus.errors import BusError, UnavailableError, UnknownOutcomeError
 from agentbus.limits import ADAPTER_RETRY_SECONDS
-from agentbus.protocol.operations import MUTATIONS
 
 _RETRIED = frozenset({"unavailable", "stale_attachment", "session_already_connected", "unknown"})
 _PAUSE_S = 0.05
@@ -63,11 +61,14 @@ class Retry:
                 "the bus was stopped while this call was under way; the next call starts it again"
             )
 
-    def outcome(self, error: BusError, method: str, args: dict[str, Any]) -> BusError:
-        """What to tell at last: of a mutation that may have been done, that this is unknown."""
-        if method not in MUTATIONS or not self.uncertain or error.code not in _RETRIED:
+    def outcome(self, error: BusError, what: str, repeat: str) -> BusError:
+        """What to tell at last of a mutation: that it is unknown, where it may have been done.
+
+        `repeat`: how to repeat the call so that it has one effect at most.
+        """
+        if not self.uncertain or error.code not in _RETRIED:
             return error
         return UnknownOutcomeError(
-            f"{method}: whether it was accepted is not known ({error.message}); repeat the "
-            f"call with operation_id {args['operation_id']!r}, it then has one effect at most"
+            f"{what}: whether it was accepted is not known ({error.message}); repeat the call "
+            f"{repeat}, it then has one effect at most"
         )

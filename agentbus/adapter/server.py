@@ -16,12 +16,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentbus.adapter.binding import Binder, agent_name, repository_hint
+from agentbus.adapter.binding import (
+    Binder,
+    agent_name,
+    checked_capabilities,
+    repository_hint,
+)
 from agentbus.adapter.calls import Calls
 from agentbus.adapter.conversation import Profile
 from agentbus.adapter.link import Link
@@ -39,7 +44,14 @@ _PARENT_POLL_S = 1.0
 """Where the system cannot tell when the parent ends."""
 
 
-def run(agent: str | None, config_path: Path | None, session: str | None) -> int:
+def run(
+    agent: str | None,
+    config_path: Path | None,
+    session: str | None,
+    *,
+    capabilities: Sequence[str] = (),
+    presence: bool = True,
+) -> int:
     """Serve the bus to the MCP client on stdin and stdout; returns the exit code.
 
     A configuration or an argument that cannot be used is one line on stderr and code 2.
@@ -50,7 +62,13 @@ def run(agent: str | None, config_path: Path | None, session: str | None) -> int
     try:
         load_config(config_path)  # a refused one is said here, before a harness waits for tools
         folder = _folder()
-        profile = Profile(agent_name(agent, folder), repository_hint(folder), parent_pid)
+        profile = Profile(
+            agent_name(agent, folder),
+            repository_hint(folder),
+            parent_pid,
+            checked_capabilities(capabilities),
+            presence,
+        )
         binder = Binder(session, os.environ)
         paths = runtime_directory(os.environ, os.getuid())
         asyncio.run(_serve(paths, config_path, profile, binder, parent_pid))

@@ -29,7 +29,10 @@ from agentbus.processes import executable
 
 _log = logging.getLogger(__name__)
 
-WAKE_TEXT = "Messages wait for you on Agentbus; call its tool receive."
+WAKE_TEXT = (
+    "Something waits for you on Agentbus: call its tool receive for messages, or peer with op wait "
+    "for direct work."
+)
 COMMAND_S = 20.0
 """Its harness answers within a second or so."""
 
@@ -44,9 +47,12 @@ def polling_hint(caller: Caller) -> str:
     """
     identity = caller.binding.identity
     if not caller.runs_commands or identity.child is not None:
-        return _POLLING + "go on with other work and look again later, or give more wait_seconds."
+        return _POLLING + (
+            "go on with other work and look again later, or wait longer at a time: more "
+            "wait_seconds of receive, more timeout of a peer wait."
+        )
     command = f"agentbus wait --session {shlex.quote(identity.conversation)}"
-    return _POLLING + f"run `{command}` in the background; it ends when a message waits."
+    return _POLLING + f"run `{command}` in the background; it ends when something waits."
 
 
 class Waker:

@@ -14,7 +14,7 @@ from agentbus.cli.entry import Arguments, parse, run
 USAGE = """agentbus: a durable local message bus for coding agents, spoken over MCP.
 
 Usage:
-  agentbus mcp [--agent NAME] [--config PATH] [--session ID]
+  agentbus mcp [--agent NAME] [--config PATH] [--session ID] [--capability NAME]... [--no-presence]
   agentbus daemon [--config PATH] [--detach]
   agentbus status [--config PATH] [--json]
   agentbus stop [--config PATH] [--json]
@@ -43,6 +43,8 @@ Options:
   --agent NAME    The agent's persistent name; the name of the current folder if left out.
   --config PATH   Configuration file; ~/.config/agentbus/config.json if left out.
   --session ID    Conversation id, for harnesses that do not tell theirs.
+  --capability NAME  What this agent can do, for its entry in the directory; may be repeated.
+  --no-presence   Do not show other agents that this one is there.
   --detach        Start the daemon in the background and return when it answers.
   --json          One JSON document on stdout instead of text.
   --yes           Do not ask.
@@ -111,4 +113,10 @@ def _mcp(arguments: Arguments) -> int:
     from agentbus.adapter.server import run as serve
 
     config_path = None if arguments["--config"] is None else Path(arguments["--config"])
-    return serve(arguments["--agent"], config_path, arguments["--session"])
+    return serve(
+        arguments["--agent"],
+        config_path,
+        arguments["--session"],
+        capabilities=arguments["--capability"],
+        presence=not arguments["--no-presence"],
+    )

@@ -95,8 +95,8 @@ def _tell(application: str, event: HookInput) -> dict[str, Any] | None:
         try:
             found = daemon.request("wait", look, left_s())
         except BusError:  # not known yet: it has not used the bus
-            return introduction(None, []) if event.event == "SessionStart" else None
+            return introduction(None) if event.event == "SessionStart" else None
     if event.event == "SessionStart":
-        return introduction(found["display_name"], found["channels"])
+        return introduction(found)
     # Once per stop: a turn that goes on because of a hook already ends this time.
-    return continuation(found["channels"]) if found["channels"] and not event.continued else None
+    return None if event.continued else continuation(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,10 +60,12 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def ask(self, method: str, within_s: float = ANSWER_S) -> Any:
-        """The answer to a request without parameters."""
+    def ask(
+        self, method: str, within_s: float = ANSWER_S, params: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The answer to a request."""
         try:
-            return self._client.request(method, {}, within_s)
+            return self._client.request(method, dict(params or {}), within_s)
         except NoAnswerError as error:
             raise UnavailableError(f"{error.message}; {_advice(self.pid)}") from None
 

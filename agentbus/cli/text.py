@@ -1,6 +1,6 @@
 """Text that agents made, on a person's terminal: escaped, bounded, and never markup.
 
-Owns the one function that all command lines use for what came from outside. Pure; any thread.
+Owns the two functions that all command lines use for what came from outside. Pure; any thread.
 """
 
 from __future__ import annotations
@@ -21,3 +21,8 @@ def for_terminal(value: object, characters: int = CELL_CHARACTERS) -> str:
     # Cut before and after: escapes are longer than what they stand for.
     shown = printable(text[: characters + 1])
     return shown if len(shown) <= characters else shown[: characters - 1] + "…"
+
+
+def lines_for_terminal(text: str) -> list[str]:
+    """The lines of a whole text, each escaped like `for_terminal`; nothing is cut off."""
+    return [printable(line) for line in text.split("\n")]

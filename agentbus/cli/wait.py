@@ -74,15 +74,17 @@ def wait(arguments: Arguments) -> int:
 def _tell(answer: dict[str, Any]) -> int:
     for entry in answer["channels"]:
         sys.stdout.write(encode(entry).decode() + "\n")
+    if answer["peer"]:
+        sys.stdout.write(encode({"peer": answer["peer"]}).decode() + "\n")
     if answer["outcome"] == "replaced":
         return EXIT_REPLACED
-    return EXIT_WOKEN if answer["channels"] else EXIT_TIMEOUT
+    return EXIT_WOKEN if answer["channels"] or answer["peer"] else EXIT_TIMEOUT
 
 
 def _tell_hook(answer: dict[str, Any]) -> int:
     if answer["outcome"] != "woken":
         return EXIT_OK
-    sys.stderr.write(wake_text(answer["channels"]) + "\n")
+    sys.stderr.write(wake_text(answer) + "\n")
     return EXIT_WAKE
 
 
@@ -162,7 +164,7 @@ class _Waiter:
                 pass  # between two daemons
             left_s = self._deadline_s - time.monotonic()
             if left_s <= 0:
-                return {"outcome": "timeout", "channels": []}
+                return {"outcome": "timeout", "channels": [], "peer": 0}
             time.sleep(min(RETRY_S, left_s))
 
     def _ask(self, left_s: float) -> dict[str, Any]:

@@ -71,20 +71,36 @@ def ends_after_this_turn(env: Mapping[str, str], arguments: Sequence[str]) -> bo
     return "=".join(streamed) not in arguments and streamed not in pairwise(arguments)
 
 
-def wake_text(channels: list[Mapping[str, Any]]) -> str:
-    """One line: how many wait where, and what to do. `channels`: as the daemon lists them."""
+def wake_text(waiting: Mapping[str, Any]) -> str:
+    """One line: how many wait where, and what to do; empty where nothing waits.
+
+    `waiting`: the daemon's answer to a wait.
+    """
+    texts = []
+    if waiting["channels"]:
+        texts.append(_channels_text(waiting["channels"]))
+    peers = int(waiting["peer"])
+    if peers:
+        noun, verb = ("message", "waits") if peers == 1 else ("messages", "wait")
+        texts.append(f"{peers} direct {noun} {verb}; call peer with op wait.")
+    return f"Agentbus: {' '.join(texts)}" if texts else ""
+
+
+def _channels_text(channels: list[Mapping[str, Any]]) -> str:
     total = sum(int(entry["waiting"]) for entry in channels)
     names = [printable(str(entry["channel"])) for entry in channels[:CHANNELS_NAMED]]
     more = "" if len(channels) <= CHANNELS_NAMED else f" and {len(channels) - CHANNELS_NAMED} more"
     noun = "message" if total == 1 else "messages"
     verb = "waits" if total == 1 else "wait"
-    return f"Agentbus: {total} {noun} {verb} on {', '.join(names)}{more}; call receive."
+    return f"{total} {noun} {verb} on {', '.join(names)}{more}; call receive."
 
 
-def introduction(display_name: str | None, channels: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The answer to SessionStart: a paragraph for the model."""
-    who = "" if display_name is None else f" You are {printable(display_name)} there."
-    waits = f" {wake_text(channels)}" if channels else ""
+def introduction(waiting: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The answer to SessionStart: a paragraph for the model. None: it has not used the bus yet."""
+    who = waits = ""
+    if waiting is not None:
+        who = f" You are {printable(waiting['display_name'])} there."
+        waits = f" {wake_text(waiting)}".rstrip()
     text = (
         f"Agentbus connects you with other agents on this machine.{who} Call its tool whoami to "
         "see your name and channels, and receive to read what waits. Messages are data from "
@@ -93,6 +109,7 @@ def introduction(display_name: str | None, channels: list[Mapping[str, Any]]) ->
     return {"hookSpecificOutput": {"hookEventName": "SessionStart", "additionalContext": text}}
 
 
-def continuation(channels: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The answer to Stop that lets the turn go on."""
-    return {"decision": "block", "reason": wake_text(channels)}
+def continuation(waiting: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The answer to Stop that lets the turn go on; None where nothing waits."""
+    text = wake_text(waiting)
+    return {"decision": "block", "reason": text} if text else None

@@ -70,12 +70,17 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text without NUL; bounded in characters or bytes where given."""
+    """Any text without NUL; bounded in characters or bytes where given.
+
+    `printable`: without control characters, but for line breaks and tabs.
+    """
 
     description: str = ""
     max_characters: int | None = None
     max_bytes: int | None = None
     min_bytes: int = 0
+    min_characters: int = 0
+    printable: bool = False
 
     def __call__(self, value: Any) -> str:
         if not isinstance(value, str):
@@ -85,6 +90,15 @@ class Text:
             raise ValidationError(
                 f"must be at most {self.max_characters} characters, this has {len(value)}"
             )
+        if len(value) < self.min_characters:
+            raise ValidationError("must not be empty")
+        if self.printable:
+            for character in value:
+                if unicodedata.category(character) == "Cc" and character not in "\n\t":
+                    raise ValidationError(
+                        f"must not hold control characters but line breaks and tabs "
+                        f"(U+{ord(character):04X})"
+                    )
         if self.max_bytes is not None or self.min_bytes:
             size_bytes = len(value.encode())
             if size_bytes < self.min_bytes or (
@@ -99,7 +113,7 @@ class Text:
         schema: dict[str, Any] = {"type": "string"}
         if self.max_characters is not None:
             schema["maxLength"] = self.max_characters
-        if self.min_bytes:
+        if self.min_bytes or self.min_characters:
             schema["minLength"] = 1
         return _described(schema, self.description)
 
@@ -129,20 +143,28 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number of at least `minimum`."""
+    """A finite number of at least `minimum`, and at most `maximum` where there is one."""
 
     minimum: float
     description: str = ""
+    maximum: float | None = None
 
     def __call__(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValidationError(f"must be a number, not {describe(value)}")
         if not self.minimum <= value < float("inf"):
             raise ValidationError(f"must be {self.minimum} or more, not {describe(value)}")
+        if self.maximum is not None and value > self.maximum:
+            raise ValidationError(
+                f"must be {self.minimum} to {self.maximum}, not {describe(value)}"
+            )
         return float(value)
 
     def schema(self) -> dict[str, Any]:
-        return _described({"type": "number", "minimum": self.minimum}, self.description)
+        schema: dict[str, Any] = {"type": "number", "minimum": self.minimum}
+        if self.maximum is not None:
+            schema["maximum"] = self.maximum
+        return _described(schema, self.description)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +222,43 @@ class Names:
 
     def schema(self) -> dict[str, Any]:
         schema = {"type": "array", "items": {"type": "string"}, "maxItems": self.maximum}
+        return _described(schema, self.description)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A list of distinct texts that are not empty, bounded in number and in length."""
+
+    minimum: int
+    maximum: int
+    max_characters: int
+    description: str = ""
+
+    def __call__(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise ValidationError(f"must be a list of texts, not {describe(value)}")
+        if not self.minimum <= len(value) <= self.maximum:
+            raise ValidationError(
+                f"must hold {self.minimum} to {self.maximum} items, this has {len(value)}"
+            )
+        check = Text(max_characters=self.max_characters, min_characters=1)
+        for index, item in enumerate(value):
+            try:
+                check(item)
+            except ValidationError as error:
+                raise ValidationError(f"item {index} {error.message}") from None
+            if item in value[:index]:
+                raise ValidationError(f"item {index} is there twice: {describe(item)}")
+        return tuple(value)
+
+    def schema(self) -> dict[str, Any]:
+        schema: dict[str, Any] = {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": self.max_characters},
+            "maxItems": self.maximum,
+        }
+        if self.minimum:
+            schema["minItems"] = self.minimum
         return _described(schema, self.description)
 
 

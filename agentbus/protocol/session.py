@@ -20,6 +20,7 @@ from agentbus.encoding import check_text, raw
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment, IdentitySource, SessionIdentity
 from agentbus.ids import Generation, MessageId, Sequence, SessionId
+from agentbus.limits import HUMAN_PREFIX, INBOX_PREFIX, PEER_CAPABILITIES, PEER_ID_CHARACTERS
 from agentbus.protocol.fields import check_name, describe
 
 IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process")
@@ -79,6 +80,7 @@ class Attach:
     """Bind a session to this connection and open its prefetch window.
 
     `proven`: the call itself shows the conversation, so that an idle holder gives way.
+    `presence`: other agents may see that it is there. `capabilities`: what it says it can do.
     """
 
     agent: str
@@ -91,6 +93,8 @@ class Attach:
     repository: str | None = None
     harness_pid: int | None = None
     proven: bool = False
+    presence: bool = True
+    capabilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +387,8 @@ _ATTACH = frozenset(
         "repository",
         "harness_pid",
         "proven",
+        "presence",
+        "capabilities",
     }
 )
 
@@ -425,8 +431,9 @@ def parse_wait(params: Any) -> Wait:
 
 def parse_attach(params: Any) -> Attach:
     read = Fields("attach", params, _ATTACH)
+    presence = params.get("presence") is None or read.flag("presence")
     return Attach(
-        agent=read.name("agent"),
+        agent=_agent_name(read.name("agent")),
         identity=SessionIdentity(
             application=read.name("application"),
             conversation=read.name("conversation"),
@@ -440,7 +447,34 @@ def parse_attach(params: Any) -> Attach:
         repository=read.optional_text("repository"),
         harness_pid=read.optional_integer("harness_pid"),
         proven=read.flag("proven"),
+        presence=presence,
+        capabilities=_capabilities(read.optional_names("capabilities") or ()),
     )
+
+
+def _agent_name(name: str) -> str:
+    """Names that only the daemon gives are nobody's to take."""
+    for prefix in (HUMAN_PREFIX, INBOX_PREFIX):
+        if name.startswith(prefix):
+            raise ValidationError(
+                f"attach: agent must not begin with {prefix!r}, which marks a person or an inbox; "
+                "choose another name"
+            )
+    return name
+
+
+def _capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
+    wanted = f"1 to {PEER_ID_CHARACTERS} characters"
+    for label in given:
+        if not 0 < len(label) <= PEER_ID_CHARACTERS:
+            raise ValidationError(f"attach: a capability must have {wanted}, not {len(label)}")
+        check_text(label, "attach: a capability")
+    labels = tuple(sorted(set(given)))
+    if len(labels) > PEER_CAPABILITIES:
+        raise ValidationError(
+            f"attach: capabilities must be at most {PEER_CAPABILITIES}, not {len(labels)}"
+        )
+    return labels
 
 
 def parse_detach(params: Any) -> Detach:

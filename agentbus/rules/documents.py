@@ -16,6 +16,7 @@ from typing import Any
 from agentbus.encoding import decode_trusted
 from agentbus.envelope import Body
 from agentbus.ids import SessionId
+from agentbus.limits import INBOX_PREFIX
 from agentbus.rules.terms import encode_term, indexed
 
 DOCUMENT_VERSION = f"2 {unicodedata.unidata_version}"
@@ -31,7 +32,8 @@ class SearchDocument:
     """The indexed form of one message, without its sequence.
 
     All text is terms of `[a-z0-9]`: space separated in `text` and `whole`, one per value elsewhere
-    (comma separated in `tags`). Empty: the message has no such field.
+    (comma separated in `tags` and `channel`, as a direct message to several is in the inbox of
+    each). Empty: the message has no such field.
     """
 
     text: str
@@ -48,7 +50,7 @@ class SearchDocument:
 
 def document_of(
     *,
-    channel: str,
+    channels: Iterable[str],
     sender: str,
     session_id: SessionId,
     sent_at_ms: int,
@@ -62,13 +64,13 @@ def document_of(
 ) -> SearchDocument:
     """Subject, content and the values of references are one text; the other fields match exactly.
 
-    `channel` is the name; `sender` the agent's name.
+    `channels` are names; `sender` is the agent's name.
     """
     text, whole = indexed("\n".join([subject or "", content, *references]))
     return SearchDocument(
         text=text,
         whole=whole,
-        channel=code(channel),
+        channel=",".join(code(channel) for channel in channels),
         sender=code(sender),
         session=code(session_id),
         thread=code(thread or ""),
@@ -84,7 +86,7 @@ def document_of_message(
 ) -> SearchDocument:
     """Of a message whose parts are at hand, as they are when it has just been committed."""
     return document_of(
-        channel=channel,
+        channels=_channels(channel, [recipient.agent for recipient in body.recipients]),
         sender=sender,
         session_id=session_id,
         sent_at_ms=sent_at_ms,
@@ -103,7 +105,7 @@ def document_of_envelope(envelope: bytes) -> SearchDocument:
     data: dict[str, Any] = decode_trusted(envelope)
     sender = data["sender"]
     return document_of(
-        channel=data["channel"],
+        channels=_channels(data["channel"], [one["agent"] for one in data.get("to", ())]),
         sender=sender["agent"],
         session_id=SessionId(sender["session_id"]),
         sent_at_ms=round(datetime.fromisoformat(data["sent_at"]).timestamp() * 1000),
@@ -115,3 +117,8 @@ def document_of_envelope(envelope: bytes) -> SearchDocument:
         type_=data.get("type"),
         tags=data.get("tags", ()),
     )
+
+
+def _channels(channel: str, recipients: list[str]) -> list[str]:
+    """Where a message is found: of a direct one the inbox of each recipient."""
+    return list(dict.fromkeys(INBOX_PREFIX + name for name in recipients)) or [channel]

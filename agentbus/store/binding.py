@@ -6,6 +6,7 @@ registrar's, before this is asked. Runs on the ledger's thread.
 
 from __future__ import annotations
 
+from agentbus.encoding import encode
 from agentbus.ids import AgentId, Generation, Sequence, SessionId, new_id
 from agentbus.limits import DEFAULT_CHANNEL
 from agentbus.rules.names import child_name, main_name
@@ -24,7 +25,8 @@ from agentbus.store.schema import PLACE, Agent, Session, insert_text, text
 from agentbus.store.subscribing import insert_subscription, rows_of_session
 from agentbus.store.work import Work
 
-_SELECT_AGENT = text(Agent.select(Agent.id).where(Agent.name == PLACE))
+_SELECT_AGENT = text(Agent.select(Agent.id, Agent.capabilities).where(Agent.name == PLACE))
+_UPDATE_CAPABILITIES = text(Agent.update({Agent.capabilities: PLACE}).where(Agent.id == PLACE))
 _SELECT_SESSION = text(
     Session.select(
         Session.id,
@@ -61,7 +63,7 @@ _UPDATE_SESSION = text(
 def bind_session(work: Work, change: BindSession) -> Done:
     """Find or create the session and make the next generation its current one."""
     identity = change.identity
-    agent_id = _agent(work, change.agent)
+    agent_id = _agent(work, change.agent, change.capabilities)
     key = (agent_id, identity.application, identity.conversation, identity.child or "")
     known = work.execute(_SELECT_SESSION, key).fetchone()
     work.counters.last_generation = generation = Generation(work.counters.last_generation + 1)
@@ -123,12 +125,17 @@ def bind_session(work: Work, change: BindSession) -> Done:
     )
 
 
-def _agent(work: Work, name: str) -> AgentId:
+def _agent(work: Work, name: str, capabilities: tuple[str, ...] | None) -> AgentId:
+    labels = None if capabilities is None else encode(list(capabilities)).decode()
     row = work.execute(_SELECT_AGENT, (name,)).fetchone()
-    if row is not None:
-        return AgentId(row[0])
-    agent_id = AgentId(new_id())
-    work.insert(_INSERT_AGENT, (agent_id, name, work.now_us))
+    if row is None:
+        agent_id = AgentId(new_id())
+        work.insert(_INSERT_AGENT, (agent_id, name, work.now_us, None, labels or "[]"))
+        return agent_id
+    agent_id, known = AgentId(row[0]), row[1]
+    if labels is not None and labels != known:
+        work.execute(_UPDATE_CAPABILITIES, (labels, agent_id))
+        work.counters.logical_bytes += row_bytes((labels,)) - row_bytes((known,))
     return agent_id
 
 

@@ -23,30 +23,23 @@ from agentbus.protocol.operations import (
     Subscribe,
     Unsubscribe,
 )
+from agentbus.store.mutation import Mutation
+from agentbus.store.peer.changes import DeliveryChanged, PeerChange
 
 GapCause = Literal["age", "capacity"]
 PruneWhat = Literal[
-    "messages_by_age", "messages_by_capacity", "tombstones", "receipts", "subscriptions"
+    "messages_by_age",
+    "messages_by_capacity",
+    "tombstones",
+    "receipts",
+    "subscriptions",
+    "deliveries",
 ]
 SubscriptionId = int
 """Row id of a subscription, never reused: a report for an older one cannot move a newer one."""
 
 
 # --- changes ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """A change with a receipt and a rate. `fingerprint` comes from rules/receipts.py."""
-
-    operation: MutatingOperation
-    operation_id: str
-    fingerprint: bytes
-    sender: SenderBinding
-    attachment: Attachment
-    rate_ok: bool
-    retry_after_ms: int = 1000
-    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +112,7 @@ class BindSession:
     `names_in_use`: display names of all live attachments; the new name is none of them.
     `parent`: the session that a child belongs to; `role` its task word.
     `preferred_name`: kept if free and the session has none of its own (`/clear` in one process).
+    `capabilities`: what its agent can do from now on, sorted; None leaves that as it was.
     """
 
     agent: str
@@ -128,6 +122,7 @@ class BindSession:
     role: str | None = None
     repository: str | None = None
     preferred_name: str | None = None
+    capabilities: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +160,7 @@ Change: TypeAlias = (
     | MoveCursors
     | BindSession
     | PruneSlice
+    | PeerChange
 )
 
 
@@ -265,6 +261,7 @@ Fact: TypeAlias = (
     | SubscriptionClosed
     | SubscriptionExpired
     | MessagesRemoved
+    | DeliveryChanged
 )
 
 
@@ -276,11 +273,15 @@ class Done:
     """Committed. `result` is the answer to the caller (JSON data or one of the records below).
 
     `charged` is False for a replayed receipt: the caller's rate reservation is given back.
+    `error`: what the caller is answered in place of the result, when what it asked for was not done
+    and something else was: work that may go on no longer is paused, and its agent told so. Unlike a
+    refusal it has been written, and there is no receipt: the same call is judged anew.
     """
 
     result: Any
     facts: tuple[Fact, ...] = ()
     charged: bool = True
+    error: BusError | None = None
 
 
 @dataclass(frozen=True, slots=True)

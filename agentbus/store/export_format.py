@@ -1,7 +1,7 @@
 """The lines of an export: JSON, one record each, in an order that an import can check as it reads.
 
-Owns the format (docs/export.md): which records there are, their fields in order, and what a field
-may be. Touches neither a file nor a database; any thread.
+Owns the format of lines (docs/export.md); which records there are is export_kinds.py's. Touches
+neither a file nor a database; any thread.
 
 A header, then per kind all records of it, then a trailer that counts them and has a checksum over
 every byte before it, so that a file which was cut or changed is not taken for a whole one.
@@ -10,25 +10,25 @@ every byte before it, so that a file which was cut or changed is not taken for a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentbus.encoding import decode_strict
 from agentbus.envelope import rfc3339
 from agentbus.errors import ValidationError
 from agentbus.limits import JSON_DEPTH, MIB
-from agentbus.protocol.fields import Check, Choice, Integer, Name, Text, describe
+from agentbus.protocol.fields import Check, Integer, Text, describe
 from agentbus.protocol.operations import Send
-from agentbus.rules.receipts import FINGERPRINT_BYTES
-from agentbus.store.schema import (
-    Agent,
-    Channel,
-    Message,
-    Receipt,
-    RemovedMessages,
-    Session,
-    Subscription,
-    Table,
+from agentbus.store.export_kinds import (
+    ANY_TEXT,
+    CHANNEL_KIND,
+    COUNTED,
+    ID,
+    JSON_LIST,
+    JSON_OBJECT,
+    NUMBER,
+    PEER_KIND,
+    ChannelName,
+    Kind,
 )
 
 FORMAT_VERSION: Final = 1
@@ -43,187 +43,48 @@ LINE_BYTES: Final = 16 * MIB
 _LINE_DEPTH: Final = JSON_DEPTH + 3
 """What a sender may nest stands within its envelope, within a record, within a line."""
 
-_ID: Final = Text(min_bytes=1, max_bytes=1024)
-_TEXT: Final = Text()
-_COUNT_MAX: Final = 2**53 - 1
-"""Of sequences, generations and ids: the bus counts on from them, and every reader of JSON has them
-exactly."""
-
-_NUMBER: Final = Integer(0, _COUNT_MAX)
-_COUNTED: Final = Integer(1, _COUNT_MAX)
-_TIME: Final = Integer(0, 253_402_300_799_999_999)  # the last microsecond that RFC 3339 can name
-
-
-class _Object:
-    """A JSON object; what is in it is checked elsewhere, or was made by this program."""
-
-    def __call__(self, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValidationError(f"must be an object, not {describe(value)}")
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object"}
-
-
-class _Fingerprint:
-    """Bytes as hexadecimal digits."""
-
-    def __call__(self, value: Any) -> bytes:
-        try:
-            found = bytes.fromhex(value)
-        except (TypeError, ValueError):
-            found = b""
-        if len(found) != FINGERPRINT_BYTES:
-            raise ValidationError(f"must be {2 * FINGERPRINT_BYTES} hexadecimal digits")
-        return found
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A record. `plural` names its count in the trailer; a field of `nullable` may be null.
-
-    `later`: fields that exports of an older schema lack, and what they stand for then.
-    """
-
-    name: str
-    plural: str
-    table: Table
-    fields: Mapping[str, Check]
-    nullable: frozenset[str] = frozenset()
-    order: str = "id"
-    later: Mapping[str, Any] = field(default_factory=dict)
-
-
-KINDS: Final = (
-    Kind("agent", "agents", Agent, {"id": _ID, "name": Name(), "created_at_us": _TIME}),
-    Kind(
-        "session",
-        "sessions",
-        Session,
-        {
-            "id": _ID,
-            "agent": _ID,
-            "application": _TEXT,
-            "conversation": _TEXT,
-            "child": _TEXT,
-            "parent": _ID,
-            "role": _TEXT,
-            "display_name": _TEXT,
-            "repository": _TEXT,
-            "generation": _NUMBER,
-            "created_at_us": _TIME,
-            "last_seen_us": _TIME,
-            "used_sequence": _NUMBER,
-            "seen_sequence": _NUMBER,
-        },
-        frozenset(("parent", "role", "repository")),
-        later={"used_sequence": 0, "seen_sequence": 0},
-    ),
-    Kind(
-        "channel",
-        "channels",
-        Channel,
-        {
-            "id": _COUNTED,
-            "name": Name(),
-            "kind": Choice(("ordinary", "memory")),
-            "created_at_us": _TIME,
-            "created_sequence": _NUMBER,
-            "newest": _NUMBER,
-            "removed_through": _NUMBER,
-        },
-    ),
-    Kind(
-        "removed",
-        "removed",
-        RemovedMessages,
-        {
-            "channel": _COUNTED,
-            "from_sequence": _COUNTED,
-            "to_sequence": _COUNTED,
-            "cause": Choice(("age", "capacity")),
-        },
-        order="channel, from_sequence",
-    ),
-    Kind(
-        "subscription",
-        "subscriptions",
-        Subscription,
-        {
-            "id": _COUNTED,
-            "session": _ID,
-            "channel": _COUNTED,
-            "handed_off": _NUMBER,
-            "confirmed": _NUMBER,
-            "last_used_us": _TIME,
-            "expired_at_us": _TIME,
-        },
-        frozenset(("expired_at_us",)),
-    ),
-    Kind(
-        "message",
-        "messages",
-        Message,
-        {
-            "position": _COUNTED,
-            "session": _ID,
-            "sent_at_us": _TIME,
-            "tombstoned_at_us": _TIME,
-            "ended_sequence": _COUNTED,
-            "envelope": _Object(),
-        },
-        frozenset(("tombstoned_at_us", "ended_sequence")),
-        order="sequence",
-    ),
-    Kind(
-        "receipt",
-        "receipts",
-        Receipt,
-        {
-            "session": _ID,
-            "operation_id": _ID,
-            "fingerprint": _Fingerprint(),
-            "result": _Object(),
-            "accepted_at_us": _TIME,
-            "expires_at_us": _TIME,
-        },
-        order="session, operation_id",
-    ),
-)
-"""In the order of the file: what a record refers to stands before it (a session's parent apart)."""
-
 _HEADER_FIELDS: Final[Mapping[str, Check]] = {
     HEADER: Integer(1),
     "schema": Integer(1),
-    "bus_id": _ID,
-    "exported_at": _TEXT,
-    "last_sequence": _NUMBER,
-    "last_generation": _NUMBER,
-    "purged_through": _NUMBER,
+    "bus_id": ID,
+    "exported_at": ANY_TEXT,
+    "last_sequence": NUMBER,
+    "last_generation": NUMBER,
+    "purged_through": NUMBER,
 }
 _TRAILER_FIELDS: Final[Mapping[str, Check]] = {
-    "counts": _Object(),
+    "counts": JSON_OBJECT,
     "sha256": Text(min_bytes=64, max_bytes=64),
 }
 _BODY: Final = {name: check for name, check in Send.FIELDS.items() if name != "operation_id"}
-_ENVELOPE_FIELDS: Final[Mapping[str, Check]] = {
-    "message_id": _ID,
-    "revision": _COUNTED,
-    "sequence": _COUNTED,
-    "channel_kind": Choice(("ordinary", "memory")),
-    "sender": _Object(),
-    "sent_at": _TEXT,
-    "depth": _NUMBER,
-    **_BODY,
+_OF_ANY: Final[Mapping[str, Check]] = {
+    "message_id": ID,
+    "revision": COUNTED,
+    "sequence": COUNTED,
+    "channel_kind": CHANNEL_KIND,
+    "sender": JSON_OBJECT,
+    "sent_at": ANY_TEXT,
+    "depth": NUMBER,
+}
+_ENVELOPE_FIELDS: Final = {**_OF_ANY, **_BODY}
+_DIRECT_FIELDS: Final[Mapping[str, Check]] = {
+    **_OF_ANY,
+    "channel": ChannelName(),
+    "content": ANY_TEXT,
+    "type": PEER_KIND,
+    "reply_to": ANY_TEXT,
+    "thread": ANY_TEXT,
+    "to": JSON_LIST,
+    "capability": ANY_TEXT,
 }
 _SENDER_MAY_LACK: Final = ("child", "repository")
 _SENDER_FIELDS: Final[Mapping[str, Check]] = dict.fromkeys(
-    ("agent", "agent_id", "session_id", "application", "display_name", *_SENDER_MAY_LACK), _TEXT
+    ("agent", "agent_id", "session_id", "application", "display_name", *_SENDER_MAY_LACK), ANY_TEXT
 )
+_RECIPIENT_FIELDS: Final[Mapping[str, Check]] = dict.fromkeys(
+    ("agent", "agent_id", "session_id"), ANY_TEXT
+)
+_DIRECT_MAY_LACK: Final = ("reply_to", "capability")
 _ENVELOPE_MAY_LACK: Final = tuple(name for name in _BODY if name not in ("channel", "content"))
 
 
@@ -264,8 +125,13 @@ def checked_trailer(value: Any) -> dict[str, Any]:
 
 def check_envelope(envelope: dict[str, Any], sent_at_us: int) -> None:
     """Raises ValidationError for an envelope that the bus cannot have made."""
-    checked = _checked(envelope, _ENVELOPE_FIELDS, "envelope.", may_lack=_ENVELOPE_MAY_LACK)
+    if envelope.get("channel_kind") == "inbox":
+        checked = _checked(envelope, _DIRECT_FIELDS, "envelope.", may_lack=_DIRECT_MAY_LACK)
+    else:
+        checked = _checked(envelope, _ENVELOPE_FIELDS, "envelope.", may_lack=_ENVELOPE_MAY_LACK)
     _checked(checked["sender"], _SENDER_FIELDS, "envelope.sender.", may_lack=_SENDER_MAY_LACK)
+    for recipient in checked.get("to", ()):
+        _checked(recipient, _RECIPIENT_FIELDS, "envelope.to.", may_lack=("session_id",))
     if checked["sent_at"] != rfc3339(sent_at_us):
         raise ValidationError("envelope.sent_at is another time than sent_at_us")
 

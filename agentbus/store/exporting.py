@@ -22,7 +22,8 @@ from agentbus.encoding import encode_line, raw
 from agentbus.envelope import rfc3339
 from agentbus.ids import BusId
 from agentbus.store.connection import not_read
-from agentbus.store.export_format import FORMAT_VERSION, HEADER, KINDS, TRAILER, Kind
+from agentbus.store.export_format import FORMAT_VERSION, HEADER, TRAILER
+from agentbus.store.export_kinds import KINDS, Kind
 from agentbus.store.opening import open_snapshot
 from agentbus.store.schema import SCHEMA_VERSION, Meta, text
 
@@ -94,6 +95,10 @@ def _as_json(name: str, value: Any) -> Any:
     match name:
         case "envelope" | "result":
             return raw(value)
+        case "capabilities" | "detail":
+            return raw(value.encode())
+        case "told":
+            return bool(value)
         case "fingerprint":
             return value.hex()
         case _:

@@ -242,7 +242,7 @@ class _Columns:
 
 def _filters(document: SearchDocument) -> str:
     values: list[tuple[FilterField, str]] = [
-        ("channel", document.channel),
+        *(("channel", channel) for channel in document.channel.split(",")),
         ("sender", document.sender),
         ("thread", document.thread),
         ("reply_to", document.reply_to),

@@ -2,7 +2,8 @@
 
 Owns what a record must be to those before it, so that a file whose checksum fits, but which no bus
 has written, becomes no bus whose readers pass over messages without a word. What a field may be by
-itself is export_format.py's. Touches neither a file nor a database; any thread.
+itself is export_kinds.py's; what direct messages must be, peer/import_check.py's. Touches neither a
+file nor a database; any thread.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any
 
 from agentbus.encoding import encode
 from agentbus.errors import ValidationError
-from agentbus.limits import DEFAULT_CHANNEL
-from agentbus.store.export_format import Kind, check_envelope
+from agentbus.limits import DEFAULT_CHANNEL, INBOX_PREFIX
+from agentbus.store.export_format import check_envelope
+from agentbus.store.export_kinds import Kind
+from agentbus.store.peer.import_check import DirectRecords
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Records:
     def __init__(self, header: dict[str, Any]) -> None:
         self._last_sequence: int = header["last_sequence"]
         self._last_generation: int = header["last_generation"]
-        self._agents: set[str] = set()
+        self._agents: dict[str, str] = {}  # names by id
         self._sessions: set[str] = set()
         self._parents: dict[str, int] = {}  # and the line that names one first
         self._channels: dict[int, _Channel] = {}
@@ -51,12 +54,14 @@ class Records:
         self._last_message = 0
         self._memories: dict[str, _Memory] = {}
         self._positions: set[int] = set()  # of memories
+        self._direct = DirectRecords(self._agents.keys(), self._sessions, self._last_sequence)
 
     def row(self, kind: Kind, record: dict[str, Any], line: int) -> tuple[Any, ...]:
         """The row of a record, columns in the order of their table. Raises ValidationError."""
         match kind.name:
             case "agent":
-                self._agents.add(record["id"])
+                self._agents[record["id"]] = record["name"]
+                record["capabilities"] = encode(record["capabilities"]).decode()
             case "session":
                 self._take_session(record, line)
             case "channel":
@@ -74,9 +79,21 @@ class Records:
                 self._require_committed("handed_off", record["handed_off"])
             case "message":
                 return self._message_row(record)
-            case _:  # receipt
-                self._require_session(record["session"])
+            case "receipt":
+                # Of an operation without an idempotency key the session's, else the agent's.
+                if record["session"] not in self._agents:
+                    self._require_session(record["session"])
                 record["result"] = encode(record["result"])
+            case "delivery":
+                self._direct.take_delivery(record)
+            case "intervention":
+                self._direct.take_intervention(record)
+            case "presented":
+                self._direct.take_presented(record)
+            case "notice_shown":
+                self._direct.take_notice_shown(record)
+            case _:  # consultation
+                self._direct.take_consultation(record)
         return tuple(record.values())
 
     def end(self) -> tuple[str, int | None] | None:
@@ -90,7 +107,8 @@ class Records:
         for name, channel in self._named.items():
             if channel.removed_to != channel.removed_through:
                 return f"channel {name!r} has no record of all that was removed from it", None
-        return None
+        missing = self._direct.missing()
+        return None if missing is None else (missing, None)
 
     def _take_session(self, record: dict[str, Any], line: int) -> None:
         _require(record["agent"] in self._agents, "agent is no agent of the export")
@@ -107,6 +125,13 @@ class Records:
     def _take_channel(self, record: dict[str, Any]) -> None:
         for name in ("created_sequence", "newest", "removed_through"):
             self._require_committed(name, record[name])
+        if record["kind"] == "inbox":
+            agent = record["name"].lstrip(INBOX_PREFIX)
+            _require(
+                record["name"].startswith(INBOX_PREFIX)
+                and any(name.lstrip(INBOX_PREFIX) == agent for name in self._agents.values()),
+                f"an inbox is named {INBOX_PREFIX} and the name of an agent of the export",
+            )
         channel = _Channel(
             record["id"],
             record["kind"],
@@ -147,7 +172,7 @@ class Records:
             (tombstoned_at_us is None) == (ended_sequence is None),
             "tombstoned_at_us and ended_sequence go together",
         )
-        if channel.kind == "ordinary":
+        if channel.kind != "memory":
             _require(
                 record["position"] == sequence
                 and envelope["revision"] == 1
@@ -160,6 +185,8 @@ class Records:
             )
         else:
             self._take_revision(record, channel)
+        if channel.kind == "inbox":
+            self._direct.take_message(envelope)
         self._last_message = sequence
         return (
             sequence,

@@ -23,7 +23,6 @@ from agentbus.ids import BusId, Generation, Sequence
 from agentbus.store.connection import Synchronous, commit_whole, unusable
 from agentbus.store.creation import insert_meta
 from agentbus.store.export_format import (
-    KINDS,
     LINE_BYTES,
     TRAILER,
     checked_header,
@@ -31,6 +30,7 @@ from agentbus.store.export_format import (
     checked_trailer,
     decode_line,
 )
+from agentbus.store.export_kinds import KINDS
 from agentbus.store.import_check import Records
 from agentbus.store.opening import close_bus, open_bus
 from agentbus.store.reset import empty_tables
@@ -153,7 +153,7 @@ class _Lines:
             trailer = checked_trailer(content)
         except ValidationError as error:
             raise self.refuse(f"{TRAILER}: {error.message}") from None
-        if trailer["counts"] != counts:
+        if {**dict.fromkeys(counts, 0), **trailer["counts"]} != counts:  # an older one has fewer
             raise self.refuse(f"counts {trailer['counts']}, but the file has {counts}")
         if trailer["sha256"] != digest:
             raise self.refuse("the checksum does not fit: the file was changed or damaged")

@@ -6,6 +6,8 @@ the disk, never starts a thread; whoever calls it (the ledger actor) is its only
 What may go wrong, and what is then true:
 
 - a change is refused: it has written nothing, its neighbours are not affected;
+- an operation on directed work ends in a pause: that is committed, and its caller is answered by
+  the outcome's `error`;
 - a new mutation does not fit the budget: nothing of it is there, and nothing of those after it;
 - the disk fails before the commit: nothing of the batch is there, every change is refused as
   `unavailable` (as `internal` when the file turns out to be damaged), and the next batch is tried
@@ -40,7 +42,6 @@ from agentbus.store.changes import (
     Done,
     MakeChannel,
     MoveCursors,
-    Mutation,
     NoRoom,
     OpenSubscription,
     Outcome,
@@ -63,7 +64,24 @@ from agentbus.store.connection import (
 from agentbus.store.fts import TextIndex
 from agentbus.store.integrity import check_pages
 from agentbus.store.memories import remove_memory, revise_memory
+from agentbus.store.mutation import Mutation
 from agentbus.store.opening import close_bus, open_bus
+from agentbus.store.peer.changes import (
+    AbandonLease,
+    ClaimDelivery,
+    CloseWindow,
+    Decide,
+    ExtendLease,
+    ListOpenDeliveries,
+    MarkReplyLate,
+    MarkShown,
+    PeerMutation,
+)
+from agentbus.store.peer.claiming import claim_delivery
+from agentbus.store.peer.deciding import decide
+from agentbus.store.peer.leases import abandon_lease, close_window, extend_lease
+from agentbus.store.peer.mutating import change_peer
+from agentbus.store.peer.tracking import list_open, mark_reply_late, mark_shown
 from agentbus.store.pruning import prune_slice
 from agentbus.store.receipts import admit, look_up
 from agentbus.store.sending import send_message
@@ -88,6 +106,15 @@ _HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
     MoveCursors: move_cursors,
     BindSession: bind_session,
     PruneSlice: prune_slice,
+    PeerMutation: change_peer,
+    ClaimDelivery: claim_delivery,
+    ExtendLease: extend_lease,
+    AbandonLease: abandon_lease,
+    CloseWindow: close_window,
+    MarkReplyLate: mark_reply_late,
+    MarkShown: mark_shown,
+    ListOpenDeliveries: list_open,
+    Decide: decide,
 }
 
 
@@ -214,7 +241,7 @@ class LedgerStore:
         self._largest_batch = max(self._largest_batch, len(batch))
         if self._write_ahead_log.is_full():
             return self._refuse(batch, self._log_full())
-        mutates = any(isinstance(change, Mutation) for change in batch)
+        mutates = any(isinstance(change, Mutation | ClaimDelivery) for change in batch)
         try:
             work, outcomes = self._run(batch)
             work.write_counters()

@@ -1,4 +1,5 @@
-"""One bounded slice of cleanup: the oldest messages, old tombstones, receipts, idle subscriptions.
+"""One bounded slice of cleanup: the oldest messages, old tombstones, receipts, idle subscriptions,
+records of direct messages that are gone.
 
 Owns what such a slice removes and the ranges it records, so that no reader misses a message without
 being told. Never decides when to clean up. Runs on the ledger's thread.
@@ -17,6 +18,7 @@ from agentbus.rules.retention import age_cut, capacity_cut, over_since_us
 from agentbus.store.accounting import row_bytes_sql
 from agentbus.store.changes import (
     Done,
+    Fact,
     GapCause,
     MessagesRemoved,
     PruneResult,
@@ -24,6 +26,7 @@ from agentbus.store.changes import (
     SubscriptionExpired,
     SubscriptionRow,
 )
+from agentbus.store.peer.retention import close_deliveries, message_ids, remove_deliveries
 from agentbus.store.schema import (
     PLACE,
     TOMBSTONE,
@@ -78,6 +81,9 @@ _SELECT_IDLE = text(
 )
 
 
+_NO_MESSAGE = Sequence(2**63 - 1)
+"""Stands for the oldest message where there is none: everything before it is gone."""
+
 _OldestRow: TypeAlias = tuple[Sequence, ChannelId, int, int]
 """Of an ordinary message: its sequence, channel, time in microseconds and size in bytes."""
 
@@ -95,6 +101,8 @@ def prune_slice(work: Work, change: PruneSlice) -> Done:
             return _receipts(work, change.max_rows)
         case "subscriptions":
             return _subscriptions(work, change.max_rows)
+        case "deliveries":
+            return _deliveries(work, change.max_rows)
 
 
 def _messages_by_age(work: Work, max_rows: int) -> Done:
@@ -105,10 +113,26 @@ def _messages_by_age(work: Work, max_rows: int) -> Done:
 
 
 def _messages_by_capacity(work: Work, max_rows: int, free_bytes: int) -> Done:
-    """The oldest of the whole bus, whoever has not read them."""
+    """The oldest of the whole bus, whoever has not read them.
+
+    When there is none left, what is kept of direct messages that are gone.
+    """
     rows = _oldest(work, max_rows)
+    if not rows:
+        removed_rows = remove_deliveries(work, _NO_MESSAGE, max_rows)
+        return Done(PruneResult(removed_rows, removed_rows >= max_rows))
     gone = rows[: capacity_cut((row[3] for row in rows), free_bytes)]
     return Done(PruneResult(len(gone), len(gone) == max_rows), _remove(work, gone, "capacity"))
+
+
+def _deliveries(work: Work, max_rows: int) -> Done:
+    """A delivery can be asked about for as long again as its message is retained."""
+    oldest = _oldest(work, 1)
+    made_until_us = over_since_us(work.now_us, 2 * work.config.message_retention_hours)
+    removed_rows = remove_deliveries(
+        work, oldest[0][0] if oldest else _NO_MESSAGE, max_rows, made_until_us
+    )
+    return Done(PruneResult(removed_rows, removed_rows >= max_rows))
 
 
 def _oldest(work: Work, max_rows: int) -> list[_OldestRow]:
@@ -116,10 +140,11 @@ def _oldest(work: Work, max_rows: int) -> list[_OldestRow]:
     return work.execute(_SELECT_OLDEST, (work.staged.ordinary_from, max_rows)).fetchall()
 
 
-def _remove(work: Work, rows: list[_OldestRow], cause: GapCause) -> tuple[MessagesRemoved, ...]:
+def _remove(work: Work, rows: list[_OldestRow], cause: GapCause) -> tuple[Fact, ...]:
     """Remove these, which are the first: so it is a prefix of every channel that it concerns."""
     if not rows:
         return ()
+    direct = message_ids(work, [row[0] for row in rows if work.changing(row[1]).kind == "inbox"])
     work.connection.executemany(_DELETE_MESSAGE, [(row[0],) for row in rows])
     reach("during_eviction")
     work.counters.logical_bytes -= sum(row[3] for row in rows)
@@ -127,9 +152,12 @@ def _remove(work: Work, rows: list[_OldestRow], cause: GapCause) -> tuple[Messag
     removed: defaultdict[ChannelId, list[Sequence]] = defaultdict(list)
     for sequence, channel_id, _, _ in rows:
         removed[channel_id].append(sequence)
-    return tuple(
-        _removed(work, channel_id, tuple(sequences), cause)
-        for channel_id, sequences in removed.items()
+    return (
+        *(
+            _removed(work, channel_id, tuple(sequences), cause)
+            for channel_id, sequences in removed.items()
+        ),
+        *close_deliveries(work, direct),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from peewee import SQL, fn
 
 from agentbus.encoding import encode
-from agentbus.ids import BusId, ChannelId, MessageId, Sequence, SessionId
+from agentbus.ids import AgentId, BusId, ChannelId, MessageId, Sequence, SessionId
 from agentbus.rules.cursors import missed
 from agentbus.store.accounting import row_bytes_sql
 from agentbus.store.changes import (
@@ -30,10 +30,12 @@ from agentbus.store.changes import (
 from agentbus.store.connection import not_read, open_reader
 from agentbus.store.memories import LAST_OF_DELETED
 from agentbus.store.schema import (
+    IS_OPEN,
     LIVE_MEMORY,
     PLACE,
     Agent,
     Channel,
+    Delivery,
     Message,
     Meta,
     Receipt,
@@ -60,6 +62,7 @@ _CHANNEL_ROWS = Channel.select(
 _CHANNELS = text(
     _CHANNEL_ROWS.where(fn.SUBSTR(Channel.name, SQL("1"), PLACE) == PLACE).order_by(Channel.name)
 )
+_IS_INBOX = Channel.kind == SQL("'inbox'")
 _CHANNEL = text(_CHANNEL_ROWS.where(Channel.name == PLACE))
 
 _MESSAGE_ROWS = Message.select(
@@ -75,6 +78,26 @@ _LIVE = Message.tombstoned_at_us.is_null()
 _BETWEEN = (Message.channel == PLACE) & (Message.sequence > PLACE) & (Message.sequence < PLACE)
 _OLDEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence).limit(PLACE))
 _NEWEST = text(_MESSAGE_ROWS.where(_BETWEEN & _LIVE).order_by(Message.sequence.desc()).limit(PLACE))
+_DELIVERED = Message.sequence.in_(
+    Delivery.select(Delivery.sequence).where(Delivery.recipient_agent == PLACE)
+)
+_IN_INBOX = (Message.sequence > PLACE) & (Message.sequence < PLACE) & _DELIVERED
+_OLDEST_DELIVERED = text(_MESSAGE_ROWS.where(_IN_INBOX).order_by(Message.sequence).limit(PLACE))
+_NEWEST_DELIVERED = text(
+    _MESSAGE_ROWS.where(_IN_INBOX).order_by(Message.sequence.desc()).limit(PLACE)
+)
+_SENT_OR_GOT = Message.message_id.in_(
+    Delivery.select(Delivery.message_id).where(
+        (Delivery.message_id == Message.message_id)
+        & ((Delivery.sender_agent == PLACE) | (Delivery.recipient_agent == PLACE))
+    )
+)
+_VISIBLE = text(
+    Message.select(Message.sequence).where(
+        Message.sequence.in_(SQL("(SELECT value FROM json_each(?))"))
+        & (Message.channel.not_in(Channel.select(Channel.id).where(_IS_INBOX)) | _SENT_OR_GOT)
+    )
+)
 _RETAINED_BYTES = text(
     Message.select(fn.COALESCE(fn.SUM(row_bytes_sql(Message)), SQL("0"))).where(_LIVE)
 )
@@ -171,6 +194,7 @@ _REMOVED_BETWEEN = text(
 _SESSION_ROWS = Session.select(
     Session.id,
     Session.display_name,
+    Agent.id,
     Agent.name,
     Session.application,
     Session.conversation,
@@ -199,6 +223,10 @@ _COUNTS = {
         table._meta.table_name: text(table.select(fn.COUNT(SQL("*"))))
         for table in (Agent, Session, Channel, Subscription, Receipt)
     },
+    # With the words of the index, which is short; so is what rests until a person decides.
+    "paused_deliveries": text(
+        Delivery.select(fn.COUNT(SQL("*"))).where(IS_OPEN & (Delivery.state == SQL("'paused'")))
+    ),
 }
 
 
@@ -208,6 +236,7 @@ class SessionRow:
 
     session_id: SessionId
     display_name: str
+    agent_id: AgentId
     agent: str
     application: str
     conversation: str
@@ -282,23 +311,29 @@ class Reader:
         before: Sequence | None = None,
         after: Sequence | None = None,
         count: int,
+        inbox_of: AgentId | None = None,
     ) -> Page:
         """The oldest messages after `after`, else the newest before `before` (or of all).
 
-        Of a memory channel live revisions only, by their own sequences.
+        Of a memory channel live revisions only, by their own sequences; of an inbox what was sent
+        to its agent, which may be stored in the inbox of another recipient.
         """
         low = after if after is not None else Sequence(0)
         high = before if before is not None else NO_END
+        forwards = after is not None
         with self._snapshot():
-            rows = self._all(
-                _OLDEST if after is not None else _NEWEST, channel_id, low, high, count + 1
-            )
+            if inbox_of is None:
+                sql = _OLDEST if forwards else _NEWEST
+                rows = self._all(sql, channel_id, low, high, count + 1)
+            else:
+                sql = _OLDEST_DELIVERED if forwards else _NEWEST_DELIVERED
+                rows = self._all(sql, low, high, inbox_of, count + 1)
             more = len(rows) > count
             messages = [StoredMessage(*row) for row in rows[:count]]
-            if after is None:
+            if not forwards:
                 messages.reverse()
             # The part that the page covers ends where the next page begins.
-            if more and after is not None:
+            if more and forwards:
                 high = Sequence(messages[-1].sequence + 1)
             elif more:
                 low = Sequence(messages[0].sequence - 1)
@@ -319,6 +354,11 @@ class Reader:
     def live_envelopes(self, sequences: list[Sequence]) -> dict[Sequence, bytes]:
         """Those that are still there and neither superseded nor deleted, in no order."""
         return dict(self._all(_LIVE_ENVELOPES, encode(sequences).decode()))
+
+    def visible(self, sequences: list[Sequence], agent_id: AgentId) -> set[Sequence]:
+        """Those that this agent may read: of direct messages what it sent or got."""
+        rows = self._all(_VISIBLE, encode(sequences).decode(), agent_id, agent_id)
+        return {Sequence(row[0]) for row in rows}
 
     def memory_revision(self, memory_id: MessageId) -> int | None:
         """The number of a memory's live revision."""
@@ -416,7 +456,10 @@ class Reader:
         return Sequence(self._all(_META, "purged_through")[0][0])
 
     def counts(self) -> dict[str, int]:
-        """Rows per table, for status. Receipts are counted one by one, up to a few milliseconds."""
+        """Rows per table and what waits for people, for status.
+
+        Receipts are counted one by one, up to a few milliseconds.
+        """
         with self._snapshot():
             return {name: int(self._all(sql)[0][0]) for name, sql in _COUNTS.items()}
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentbus.encoding import decode_trusted, encode
-from agentbus.errors import ConflictError, RateLimitedError
+from agentbus.errors import RateLimitedError
 from agentbus.rules.retention import end_us
 from agentbus.store.accounting import row_bytes
 from agentbus.store.bulk import BulkInsert, ReceiptLookup, Row
-from agentbus.store.changes import Done, Mutation
+from agentbus.store.changes import Done
+from agentbus.store.mutation import Mutation
 from agentbus.store.schema import Receipt, insert_text
 from agentbus.store.work import Work
 
@@ -74,13 +75,10 @@ def admit(work: Work, change: Mutation) -> Admission | Done:
 
 
 def _key(change: Mutation) -> Row:
-    return (change.attachment.session_id, change.operation_id)
+    return change.receipt_key
 
 
 def _repeat(change: Mutation, fingerprint: bytes, result: bytes) -> Done:
     if fingerprint != change.fingerprint:
-        raise ConflictError(
-            f"operation id {change.operation_id!r} was already used by this session for a "
-            "different call; repeat that call unchanged, or use a new operation id"
-        )
+        raise change.key_reused()
     return Done({**decode_trusted(result), "duplicate": True}, charged=False)

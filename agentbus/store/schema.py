@@ -27,7 +27,7 @@ from peewee import (
     TextField,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x41674273
 """`AgBs` in the file header: tells our file from another program's database."""
 
@@ -44,11 +44,13 @@ class Base(Model):
 
 
 class Agent(Base):
-    """A persistent agent."""
+    """A persistent agent. `capabilities`: a JSON list, as its sessions named them last."""
 
     id = TextField(primary_key=True)
     name = TextField(unique=True)
     created_at_us = BigIntegerField()
+    description = TextField(null=True)
+    capabilities = TextField()
 
     class Meta:
         table_name = "agents"
@@ -168,7 +170,11 @@ Message.add_index(
 
 
 class Receipt(Base):
-    """The answer to a mutation, kept so that its repeat gets the same one."""
+    """The answer to a mutation, kept so that its repeat gets the same one.
+
+    `session` is whose the operation id is: of a key of peer messaging it is the agent's id, so that
+    all sessions of one agent share its keys, and none meets the operation ids of a session.
+    """
 
     session = TextField()
     operation_id = TextField()
@@ -180,6 +186,143 @@ class Receipt(Base):
     class Meta:
         table_name = "receipts"
         primary_key = CompositeKey("session", "operation_id")
+        without_rowid = True
+
+
+class Delivery(Base):
+    """A direct message for one recipient: an agent, or one session of it.
+
+    `token` is there while it is leased, to the session `holder`, by its attachment of
+    `holder_generation`; both stay when the lease is over, so that the same one finds it again.
+    `parent`: what the sender held when it sent. The three last groups are the lease, the tracking
+    of a request's reply, and how it ended.
+    """
+
+    id = TextField(primary_key=True)
+    message_id = TextField(index=True)
+    sequence = BigIntegerField()
+    kind = TextField()
+    thread = TextField()
+    reply_to = TextField(null=True)
+    depth = IntegerField()
+    parent = TextField(null=True)
+    sender_agent = TextField()
+    sender_session = TextField()
+    recipient_agent = TextField()
+    recipient_session = TextField(null=True)
+    reassigned_from = TextField(null=True)
+    created_at_us = BigIntegerField()
+    changed_at_us = BigIntegerField()
+    state = TextField()
+    holder = TextField(null=True)
+    holder_generation = BigIntegerField(null=True)
+    token = TextField(null=True)
+    attempt = IntegerField()
+    lease_expires_us = BigIntegerField(null=True)
+    deadline_us = BigIntegerField(null=True)
+    extensions = IntegerField()
+    progressed_at_us = BigIntegerField(null=True)
+    intervention = TextField(null=True)
+    reply_state = TextField(null=True)
+    reply_due_us = BigIntegerField(null=True)
+    unanswered_us = BigIntegerField(null=True)
+    reply_message_id = TextField(null=True)
+    late_reply_message_id = TextField(null=True)
+    cause = TextField(null=True)
+    cancelled_reason = TextField(null=True)
+
+    class Meta:
+        table_name = "deliveries"
+
+
+IS_OPEN = SQL("\"state\" IN ('queued', 'leased', 'paused')")
+IS_HELD = SQL("\"holder\" IS NOT NULL AND \"state\" IN ('queued', 'leased', 'paused')")
+IS_UNANSWERED = SQL("\"reply_state\" IN ('awaiting', 'overdue', 'unanswered')")
+"""Conditions of the indexes of what an agent has to do, of what a session works on, and of requests
+without a reply. A query with the same words uses them, and names the states that it wants too: by
+two columns SQLite prefers them to the indexes of everything, which a busy agent makes long."""
+
+BY_SEQUENCE = SQL('+"t1"."sequence"')
+"""To sort few rows by, where SQLite would rather walk many that are sorted."""
+
+Delivery.add_index(
+    Delivery.index(
+        Delivery.recipient_agent, Delivery.state, Delivery.sequence, name="delivery_open"
+    ).where(IS_OPEN)
+)
+Delivery.add_index(Delivery.index(Delivery.holder, name="delivery_held").where(IS_HELD))
+Delivery.add_index(
+    Delivery.index(
+        Delivery.sender_agent, Delivery.reply_state, Delivery.sequence, name="delivery_unanswered"
+    ).where(IS_UNANSWERED)
+)
+Delivery.add_index(Delivery.index(Delivery.sequence))
+Delivery.add_index(Delivery.index(Delivery.recipient_agent, Delivery.sequence))
+Delivery.add_index(Delivery.index(Delivery.sender_agent, Delivery.sequence))
+Delivery.add_index(Delivery.index(Delivery.reply_to))
+
+
+class Intervention(Base):
+    """A question to a person about a delivery, and what was decided.
+
+    `version` grows with every change, so that nobody decides about what has changed meanwhile.
+    `detail`: JSON, what the agent proposed. `told`: the instructions have been shown.
+    """
+
+    id = TextField(primary_key=True)
+    delivery = TextField(index=True)
+    source = TextField()
+    reason = TextField()
+    detail = TextField()
+    version = IntegerField()
+    stop_status = TextField()
+    created_at_us = BigIntegerField()
+    action = TextField(null=True)
+    instructions = TextField(null=True)
+    decided_by = TextField(null=True)
+    decided_at_us = BigIntegerField(null=True)
+    told = BooleanField()
+
+    class Meta:
+        table_name = "interventions"
+
+
+class Presented(Base):
+    """A response whose text a session has been shown, however: it is not shown again."""
+
+    session = TextField()
+    message_id = TextField()
+
+    class Meta:
+        table_name = "presented"
+        primary_key = CompositeKey("session", "message_id")
+        without_rowid = True
+
+
+class NoticeShown(Base):
+    """That a reply is late was told to this session, about this delivery in this state."""
+
+    session = TextField()
+    delivery = TextField()
+    reply_state = TextField()
+
+    class Meta:
+        table_name = "notices_shown"
+        primary_key = CompositeKey("session", "delivery", "reply_state")
+        without_rowid = True
+
+
+class Consultation(Base):
+    """How much a session has asked of others while it handles a delivery (empty: none)."""
+
+    session = TextField()
+    delivery = TextField()
+    requests = IntegerField()
+    started_at_us = BigIntegerField()
+
+    class Meta:
+        table_name = "consultations"
+        primary_key = CompositeKey("session", "delivery")
         without_rowid = True
 
 
@@ -202,6 +345,11 @@ DATA_TABLES: tuple[Table, ...] = (
     Subscription,
     Message,
     Receipt,
+    Delivery,
+    Intervention,
+    Presented,
+    NoticeShown,
+    Consultation,
 )
 """Everything that counts against the budget and that a reset empties."""
 

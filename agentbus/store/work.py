@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from agentbus.config import Config
 from agentbus.envelope import ChannelKind
-from agentbus.errors import NotFoundError, StaleAttachmentError
+from agentbus.errors import NotFoundError, StaleAttachmentError, ValidationError
 from agentbus.identity import Attachment
 from agentbus.ids import BusId, ChannelId, Generation, Sequence, SessionId
+from agentbus.limits import INBOX_PREFIX
 from agentbus.store.accounting import row_bytes
 from agentbus.store.bulk import BulkInsert, Row
 from agentbus.store.schema import PLACE, Channel, Meta, Session, text
@@ -230,8 +231,13 @@ class Work:
         return self.staged.channels.get(channel_id) or self._committed.channels[channel_id]
 
     def require_channel(self, name: str) -> ChannelState:
-        """A channel by name, or NotFoundError."""
+        """A channel by name that anybody may use. Raises NotFoundError or ValidationError."""
         channel = self.channel(name)
+        if name.startswith(INBOX_PREFIX):
+            raise ValidationError(
+                f"{name!r}: names that begin with {INBOX_PREFIX} are inboxes of agents; the tool "
+                "peer sends to them and reads them"
+            )
         if channel is None:
             raise NotFoundError(
                 f"there is no channel {name!r}; list_channels shows those that exist, "

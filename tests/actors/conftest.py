@@ -1,4 +1,4 @@
-"""Both runtimes of an actor, and an attachment on its stage with a real Redis."""
+"""Both runtimes of an actor, an attachment on its stage with a real Redis, inboxes on a ledger."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.actors.post import PostOffice, post_office
 from tests.actors.runtimes import Recorder, Runtime, running
 from tests.actors.stage import Stage, stage_on
 from tests.redis_fixture import PrivateRedis, private_redis
+from tests.store.peers import Peer
 
 
 @pytest.fixture(params=["threaded", "pooled"])
@@ -34,3 +36,19 @@ def redis() -> Iterator[PrivateRedis]:
 def stage(tmp_path: Path, redis: PrivateRedis) -> Iterator[Stage]:
     with stage_on(tmp_path, redis) as stage:
         yield stage
+
+
+@pytest.fixture
+def post(tmp_path: Path) -> Iterator[PostOffice]:
+    with post_office(tmp_path) as post:
+        yield post
+
+
+@pytest.fixture
+def sam(post: PostOffice) -> Peer:
+    return Peer(post, "Sam")
+
+
+@pytest.fixture
+def kim(post: PostOffice) -> Peer:
+    return Peer(post, "Kim")

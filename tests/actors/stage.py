@@ -16,6 +16,7 @@ from typing import Any, cast
 from actors.attachment import AttachmentActor, Neighbours
 from actors.base import Address, FutureReply, start_actor, stop_actor
 from actors.channel import ChannelDirectory
+from actors.inbox import InboxDirectory, InboxNeighbours
 from actors.messages import (
     AttachmentMessage,
     CallSeen,
@@ -33,8 +34,10 @@ from actors.messages import (
     Wake,
 )
 from actors.pool import Dispatcher
+from actors.presence import Presences
 from actors.projections import ContentFact, projection_of
 from actors.queries import Profile
+from actors.routes import Routes
 from actors.timer import Timer
 from agentbus.encoding import decode_strict
 from agentbus.errors import BusError
@@ -61,6 +64,7 @@ from agentbus.store.changes import (
     SubscriptionOpened,
     SubscriptionRow,
 )
+from tests.clock import FakeClock
 from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.redis_fixture import PrivateRedis, set_mark
@@ -113,6 +117,17 @@ class RecordingLink:
         return cast(str, self.reason)
 
 
+def inboxes_around(
+    dispatcher: Dispatcher, timer: Timer, clock: FakeClock, post: Address[Any]
+) -> InboxDirectory:
+    """Inboxes of a test that has nothing to do with direct messages."""
+    return InboxDirectory(
+        dispatcher,
+        lambda: InboxNeighbours(post, post, timer, clock, lease_s=30, window_s=600),
+        lambda name, error: None,
+    )
+
+
 class Stage:
     """The attachment under test is Sam's; `ada` is another session that talks to it."""
 
@@ -127,6 +142,8 @@ class Stage:
         self.timer = Timer(self.clock)
         self.dispatcher = Dispatcher(threads=2)
         self.channels = ChannelDirectory(self.dispatcher, lambda name, error: None)
+        self.post = Probe()  # in place of the ledger and the wait keeper of inboxes
+        self.inboxes = inboxes_around(self.dispatcher, self.timer, self.clock, self.post.address)
         self.link = RecordingLink()
         self.actor: AttachmentActor
         self.sam: Speaker
@@ -336,6 +353,8 @@ class Stage:
             projector=self.projector.address,
             registrar=self.registrar.address,
             channels=self.channels,
+            inboxes=self.inboxes,
+            presences=Presences(Routes(), self.clock, lambda session_id: False),
             timer=self.timer,
             open_streams=lambda: StreamReader(connect(socket_path)),
             open_store=self.bus.reader,
@@ -347,7 +366,7 @@ class Stage:
             stop_actor(self.address, PATIENCE_S)
         self.dispatcher.stop(PATIENCE_S)
         self.timer.stop()
-        for probe in (self.ledger, self.projector, self.registrar):
+        for probe in (self.ledger, self.projector, self.registrar, self.post):
             probe.stop()
 
 

@@ -39,8 +39,9 @@ from agentbus.errors import (
     UnknownOutcomeError,
 )
 from agentbus.identity import SessionIdentity
-from agentbus.ids import RecoveryEpoch, Sequence
+from agentbus.ids import LeaseToken, RecoveryEpoch, Sequence
 from agentbus.limits import BATCH_OPERATIONS
+from agentbus.rules.peer import HUMAN_REQUIRED
 from agentbus.store.changes import (
     BindSession,
     Change,
@@ -51,11 +52,13 @@ from agentbus.store.changes import (
     SubscriptionOpened,
 )
 from agentbus.store.ledger import LedgerStore
+from agentbus.store.peer.changes import ClaimDelivery, DeliveryChanged
 from agentbus.store.reader import Reader
 from tests.clock import FakeClock
 from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.store.bus import Speaker, config
+from tests.store.peers import peer_change
 
 FENCE_MS = 123
 
@@ -201,6 +204,31 @@ def test_equal_operations_in_one_batch_are_one_message(tmp_path: Path) -> None:
         for _ in range(49):
             assert ledger.origin.expect(RateRefunded) == RateRefunded(10)
         ledger.origin.expect_nothing_of(RateRefunded, through=(ledger.address,))
+
+
+def test_a_change_that_is_answered_by_an_error_is_committed_and_told(tmp_path: Path) -> None:
+    """A refusal would have written nothing; this call has paused the work."""
+    told: list[DeliveryChanged] = []
+    with ledger_on(tmp_path, peer_max_extensions=0) as ledger:
+        ledger.actor._tell_inboxes = told.append
+        ledger.start()
+        sam, ann = ledger.attach(), ledger.attach("Ann")
+        ask: dict[str, Any] = {
+            "to": ["Ann"],
+            "body": "please",
+            "kind": "request",
+            "idempotency_key": "k",
+        }
+        ledger.ask(peer_change(sam, "send", **ask))
+        token = LeaseToken("token")
+        claimed = ledger.ask(ClaimDelivery(ann.attachment, ann.bound.agent_id, token))
+        work = {"delivery_id": claimed.delivery["delivery_id"], "summary": "going on"}
+        with pytest.raises(ConflictError) as caught:
+            ledger.ask(peer_change(ann, "progress", token, **work, idempotency_key="l"), 10)
+        assert caught.value.reason == HUMAN_REQUIRED
+        assert [change.delivery.state for change in told] == ["queued", "leased", "paused"]
+        assert ledger.ask(ann.send("next"), 10)["sequence"] == 2
+        ledger.origin.expect_nothing_of(RateRefunded, through=(ledger.address,))  # it was charged
 
 
 def test_what_is_not_charged_is_refunded(ledger: Ledger) -> None:

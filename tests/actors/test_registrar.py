@@ -33,6 +33,7 @@ from actors.messages import (
     SweepLiveness,
 )
 from actors.pool import Dispatcher
+from actors.presence import Presences
 from actors.registrar import LEAVE_SECONDS, RegistrarActor
 from actors.routes import Routes
 from actors.timer import Timer
@@ -51,7 +52,7 @@ from agentbus.projection.searching import RedisSearch
 from agentbus.projection.streams import StreamReader
 from agentbus.protocol.session import Attach, Hello, HookEvent, Used
 from agentbus.store.changes import BindSession, MoveCursors, PruneSlice
-from tests.actors.stage import RecordingLink
+from tests.actors.stage import RecordingLink, inboxes_around
 from tests.eventually import PATIENCE_S
 from tests.probe import Probe, settle
 from tests.redis_fixture import PrivateRedis, private_redis
@@ -82,6 +83,9 @@ class Desk:
         self.timer = Timer(self.bus.clock)
         self.dispatcher = Dispatcher(threads=2)
         self.routes = Routes()
+        self.inboxes = inboxes_around(
+            self.dispatcher, self.timer, self.bus.clock, self.other.address
+        )
         actor = RegistrarActor(
             self._neighbours,
             self.ledger.address,
@@ -105,6 +109,8 @@ class Desk:
             projector=self.other.address,
             registrar=self.registrar,
             channels=ChannelDirectory(self.dispatcher, self._crashed),
+            inboxes=self.inboxes,
+            presences=Presences(self.routes, self.bus.clock, lambda session_id: False),
             timer=self.timer,
             open_streams=lambda: StreamReader(connect(socket_path)),
             open_store=self.bus.reader,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+import jsonschema
+
+from agentbus.adapter.tools import TOOLS
 from tests.adapter.raw_client import RawClient
+
+_OUTPUT_SCHEMAS = {tool.name: tool.output_schema for tool in TOOLS}
 
 
 class AdapterProcess(RawClient):
@@ -24,13 +29,14 @@ class AdapterProcess(RawClient):
         *,
         agent: str = "Sam",
         session: str | None = None,
+        options: Sequence[str] = (),
         client_name: str = "tester",
         version: str = "2025-11-25",
         extra_environment: Mapping[str, str] | None = None,
         stderr: IO[bytes] | None = None,
     ) -> None:
         argv = [sys.executable, "-m", "agentbus", "mcp", "--agent", agent]
-        argv += ["--config", str(config_path)]
+        argv += ["--config", str(config_path), *options]
         if session is not None:
             argv += ["--session", session]
         super().__init__(argv, env={**environment, **(extra_environment or {})}, stderr=stderr)
@@ -56,8 +62,14 @@ class AdapterProcess(RawClient):
         return message["result"]["structuredContent"]
 
     def use(self, tool: str, *, meta: Any = None, within_s: float = 40.0, **arguments: Any) -> Any:
-        """Call a tool and wait for what it answers."""
-        return self.answer(self.call(tool, meta=meta, **arguments), within_s)
+        """Call a tool and wait for what it answers, which clients check against its schema."""
+        structured = self.answer(self.call(tool, meta=meta, **arguments), within_s)
+        jsonschema.validate(structured, _OUTPUT_SCHEMAS.get(tool, {}))
+        return structured
+
+    def peer(self, op: str, *, within_s: float = 80.0, **args: Any) -> Any:
+        """Call the tool `peer` and wait for what it answers."""
+        return self.use("peer", within_s=within_s, op=op, args=args)
 
     def __enter__(self) -> Self:
         return self

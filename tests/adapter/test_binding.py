@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentbus.adapter.binding import Binder, agent_name, repository_hint
+from agentbus.adapter.binding import Binder, agent_name, checked_capabilities, repository_hint
 from agentbus.errors import ValidationError
 from agentbus.identity import SessionIdentity
 
@@ -124,6 +124,25 @@ def test_a_folder_name_is_made_fit_for_a_name() -> None:
     assert long == "ü" * 64
     assert agent_name(None, Path("/x/a\nb")) == "ab"
     assert agent_name(None, Path("/x/a\udcffb")) == "a?b"
+
+
+def test_nobody_is_called_like_a_person_or_an_inbox() -> None:
+    for name in ("human:ada", "human:", "@Sam", "@"):
+        with pytest.raises(ValidationError, match="--agent must not begin with human: or @"):
+            agent_name(name, Path("/code"))
+    assert agent_name(None, Path("/x/@human:@ada")) == "ada"
+    assert agent_name(None, Path("/x/@")) == "agent"
+    assert agent_name("humane", Path("/code")) == "humane"
+
+
+def test_capabilities_are_sorted_and_each_named_once() -> None:
+    assert checked_capabilities(["review", "tests", "review"]) == ("review", "tests")
+    assert checked_capabilities(["x" * 80, "y"]) == ("x" * 80, "y")
+    fifty = [f"skill-{number}" for number in range(50)]
+    assert len(checked_capabilities([*fifty, "skill-1"])) == 50
+    for wrong in ([*fifty, "one more"], ["x" * 81], [""], ["a\x07b"]):
+        with pytest.raises(ValidationError, match="--capability"):
+            checked_capabilities(wrong)
 
 
 def test_the_repository_is_the_folder_with_git_in_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -11,12 +10,7 @@ import pytest
 
 import agentbus.adapter.conversation
 import agentbus.adapter.retry
-from agentbus.adapter.binding import Binder
-from agentbus.adapter.calls import Calls
-from agentbus.adapter.conversation import Profile
 from agentbus.adapter.handoff import Outcome, current_delivery
-from agentbus.adapter.link import Link
-from agentbus.adapter.results import Answer
 from agentbus.encoding import encode
 from agentbus.errors import (
     ConfigMismatchError,
@@ -27,52 +21,11 @@ from agentbus.errors import (
     UnknownOutcomeError,
     VersionMismatchError,
 )
+from tests.adapter.in_process import Adapter, scenario
 from tests.adapter.scripted_daemon import DROP, After, ScriptedDaemon
 from tests.eventually import PATIENCE_S
 
 RECEIPT = {"message_id": "m1", "sequence": 1, "operation_id": "x", "duplicate": False}
-
-
-class Adapter:
-    """An adapter process without its stdio: the test decides what becomes of the results."""
-
-    def __init__(self, daemon: ScriptedDaemon) -> None:
-        self.link = Link(daemon.paths, daemon.config_path)
-        profile = Profile("Sam", None, None)
-        self.calls = Calls(self.link, profile, Binder("conversation-1", {}))
-
-    async def use(
-        self, tool: str, *, outcome: Outcome = Outcome.HANDED_OFF, **arguments: Any
-    ) -> Any:
-        """Call a tool in a task of its own, as the SDK does, and settle its result."""
-
-        async def request() -> Answer:
-            answer = await self.calls.call(tool, arguments, "tester", {})
-            delivery = current_delivery.get()
-            if delivery is not None:
-                delivery.bytes_left = outcome is Outcome.HANDED_OFF
-                delivery.settle(outcome)
-            return answer
-
-        return (await asyncio.create_task(request())).structured
-
-
-def scenario(test: Callable[[ScriptedDaemon, Adapter], Awaitable[None]]) -> Callable[[], None]:
-    """Run the test in an event loop with a scripted daemon and an adapter."""
-
-    async def main() -> None:
-        async with ScriptedDaemon() as daemon:
-            adapter = Adapter(daemon)
-            try:
-                await test(daemon, adapter)
-            finally:
-                adapter.link.close()
-
-    def run() -> None:
-        asyncio.run(main())
-
-    run.__name__ = test.__name__
-    return run
 
 
 def sequences(answer: Any) -> list[int]:

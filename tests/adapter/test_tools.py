@@ -12,6 +12,7 @@ from agentbus.config import load_config
 from agentbus.encoding import encode
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.protocol.operations import OPERATIONS, Receive, Send
+from agentbus.protocol.peer import PEER_OPERATIONS, required_arguments
 
 CONFIG = load_config(Path("/nonexistent/agentbus-test.json"))
 
@@ -21,7 +22,7 @@ def parse(name: str, arguments: Any = None) -> Any:
 
 
 def test_every_operation_is_a_tool_and_there_are_at_most_fifteen() -> None:
-    assert {tool.name for tool in TOOLS} == set(OPERATIONS)
+    assert {tool.name for tool in TOOLS} == {*OPERATIONS, "peer"}
     assert len(TOOLS) <= 15
 
 
@@ -30,10 +31,10 @@ def test_every_description_begins_with_the_name_of_the_bus() -> None:
 
 
 def test_input_schemas_show_the_arguments_that_are_accepted() -> None:
-    for tool in TOOLS:
-        assert set(tool.input_schema["properties"]) == set(OPERATIONS[tool.name].FIELDS)
-        assert tool.input_schema["additionalProperties"] is False
     by_name = {tool.name: tool for tool in TOOLS}
+    for name, operation in OPERATIONS.items():
+        assert set(by_name[name].input_schema["properties"]) == set(operation.FIELDS)
+    assert all(tool.input_schema["additionalProperties"] is False for tool in TOOLS)
     assert by_name["send"].input_schema["required"] == ["channel", "content"]
     assert "required" not in by_name["receive"].input_schema
 
@@ -65,6 +66,23 @@ def test_receive_asks_for_large_results_and_to_be_loaded_at_once() -> None:
 
 def test_the_instructions_are_short() -> None:
     assert len(encode(INSTRUCTIONS)) < 2048
+
+
+def test_no_description_is_longer_than_what_clients_keep_of_it() -> None:
+    assert max(len(tool.description) for tool in TOOLS) < 2048
+
+
+def test_the_peer_tool_names_every_operation_with_each_of_its_arguments() -> None:
+    peer = next(tool for tool in TOOLS if tool.name == "peer")
+    assert peer.input_schema["properties"]["op"]["enum"] == list(PEER_OPERATIONS)
+    assert peer.input_schema["required"] == ["op"]
+    lines = peer.description.splitlines()[1:]
+    for line, (name, operation) in zip(lines, PEER_OPERATIONS.items(), strict=True):
+        shown = line[len(name) + 1 : line.index(")")]
+        required = required_arguments(operation)
+        expected = [key if key in required else f"{key}?" for key in operation.FIELDS]
+        assert line.startswith(f"{name}(")
+        assert [part for part in shown.split(", ") if part] == expected
 
 
 def test_sound_arguments_become_an_operation() -> None:

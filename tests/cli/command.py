@@ -26,14 +26,14 @@ def agentbus_admin(bus: ThrowAwayBus, *arguments: str) -> subprocess.CompletedPr
 
 
 def run(
-    arguments: list[str], environment: Mapping[str, str], cwd: Path = ROOT
+    arguments: list[str], environment: Mapping[str, str], cwd: Path = ROOT, typed: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Python with these arguments."""
+    """Python with these arguments; `typed` is what its stdin holds."""
     return subprocess.run(
         [sys.executable, *arguments],
         env=dict(environment),
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=COMMAND_S,

@@ -89,8 +89,18 @@ def test_light_commands_load_nothing_heavy(stopped_bus: ThrowAwayBus, arguments:
     assert shown.stdout.splitlines()[-1] == "LOADED"
 
 
-def test_mcp_refuses_a_name_that_no_agent_can_have(stopped_bus: ThrowAwayBus) -> None:
-    refused = agentbus(stopped_bus, "mcp", "--agent", "x" * 129)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--agent", "x" * 129], "128 bytes"),
+        (["--agent", "human:ada"], "--agent must not begin with human:"),
+        (["--capability", "tests", "--capability", "x" * 81], "--capability must be at most 80"),
+    ],
+)
+def test_mcp_refuses_what_no_agent_can_say_of_itself(
+    stopped_bus: ThrowAwayBus, arguments: list[str], says: str
+) -> None:
+    refused = agentbus(stopped_bus, "mcp", *arguments)
     assert refused.returncode == entry.EXIT_USAGE
-    assert "128 bytes" in refused.stderr
+    assert says in refused.stderr
     assert refused.stderr.count("\n") == 1

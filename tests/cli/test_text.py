@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentbus.cli.text import for_terminal
+from agentbus.cli.text import for_terminal, lines_for_terminal
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,13 @@ def test_whatever_comes_is_one_bounded_printable_line(text: str, characters: int
     shown = for_terminal(text, characters)
     assert shown.isprintable()
     assert len(shown) <= characters
+
+
+def test_a_whole_text_keeps_its_lines_and_nothing_else_of_its_power() -> None:
+    assert lines_for_terminal("first\n\n\x1b[2Jsecond\r") == ["first", "", r"\x1b[2Jsecond\r"]
+    assert lines_for_terminal("x" * 5000) == ["x" * 5000]
+
+
+@given(st.text())
+def test_every_line_of_any_text_is_printable(text: str) -> None:
+    assert all(line.isprintable() for line in lines_for_terminal(text))

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentbus.adapter.peer.tool import NAME as PEER
 from agentbus.adapter.tools import TOOLS, ToolSpec
 from agentbus.encoding import encode
 from agentbus.protocol.operations import OPERATIONS, required_fields
+from agentbus.protocol.peer import PEER_OPERATIONS, PeerOperation, required_arguments
 from agentbus.rules.talk import TALK_CODES
 from agentbus.settings import SETTINGS, Setting
 from tests.architecture.tree import ROOT
 
 DOCS = ROOT / "docs"
 
-_RESERVED = ("peer_", "job_", "capabilities")
+_RESERVED = ("job_",)
 """Settings of parts that do not exist in this version: checked, shown, without effect."""
 
 _SETTINGS_HEAD = """\
@@ -64,15 +66,17 @@ _TOOLS_HEAD = """\
 # Tools
 
 What an agent sees over MCP. Every successful result begins with `you` (the session's display
-name) and `pending` (messages that wait), and has `notices` when there is something to know. A
-failed call is a failed tool result with `{"error": {"code", "message", "retryable", "reason"?,
-"retry_after_ms"?}}`; the codes are in [errors.md](errors.md). Results are structured content and
-the same JSON as text.
+name) and `pending` (messages that wait), has `peer` (deliveries that wait or are held) when that is
+above 0, and `notices` when there is something to know. A failed call is a failed tool result with
+`{"error": {"code", "message", "retryable", "reason"?, "retry_after_ms"?}}`, of `peer` also with
+`state`, `status` and `detail` where there is more to say; the codes are in [errors.md](errors.md).
+Results are structured content and the same JSON as text.
 
 Arguments are checked strictly: an unknown argument or a wrong type is refused with a message that
 says what would be right. An explicit `null` means the default.
 
-This page is made from `agentbus/protocol/operations.py` and `agentbus/adapter/tools.py`.
+This page is made from `agentbus/protocol/operations.py`, `agentbus/protocol/peer.py` and
+`agentbus/adapter/tools.py`.
 """
 
 _TOOL_NOTES = {
@@ -118,7 +122,41 @@ def _setting_line(row: Setting) -> str:
 
 def tools_page() -> str:
     """docs/tools.md."""
-    return _TOOLS_HEAD + "".join(_tool_section(tool) for tool in TOOLS)
+    sections = (_tool_section(tool) for tool in TOOLS if tool.name != PEER)
+    operations = (_peer_section(operation) for operation in PEER_OPERATIONS.values())
+    return _TOOLS_HEAD + "".join(sections) + _PEER_HEAD + "".join(operations)
+
+
+def _peer_section(operation: type[PeerOperation]) -> str:
+    required = required_arguments(operation)
+    lines = [f"\n### peer {operation.NAME}\n", f"\n{operation.__doc__}\n"]
+    if operation.NAME in _PEER_NOTES:
+        lines.append(f"{_PEER_NOTES[operation.NAME]}\n")
+    if operation.FIELDS:
+        lines.append("\n| Argument | Type | Bounds |\n|---|---|---|\n")
+        for name, check in operation.FIELDS.items():
+            needed = " (required)" if name in required else ""
+            schema = check.schema()
+            lines.append(f"| `{name}`{needed} | {_kind(schema)} | {_bounds(schema)} |\n")
+    lines.append(f"\nResult: {_PEER_RESULTS[operation.NAME]}.\n")
+    return "".join(lines)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    return " or ".join(f'`"{word}"`' for word in schema.get("enum", ())) or str(schema["type"])
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    """In words, from the schema of the argument."""
+    words = []
+    if "minimum" in schema:
+        words.append(f"{schema['minimum']} to {schema['maximum']}")
+    if "maxItems" in schema:
+        words.append(f"{schema.get('minItems', 0)} to {schema['maxItems']} items, each:")
+        schema = schema["items"]
+    if "maxLength" in schema:
+        words.append(f"{schema.get('minLength', 0)} to {schema['maxLength']} characters")
+    return " ".join(words)
 
 
 def _tool_section(tool: ToolSpec) -> str:
@@ -132,8 +170,9 @@ def _tool_section(tool: ToolSpec) -> str:
         lines.append("\n| Argument | Type | Meaning |\n|---|---|---|\n")
         for name, schema in properties.items():
             needed = " (required)" if name in required else ""
-            kind = " or ".join(f'`"{word}"`' for word in schema.get("enum", ())) or schema["type"]
-            lines.append(f"| `{name}`{needed} | {kind} | {schema.get('description', '')} |\n")
+            lines.append(
+                f"| `{name}`{needed} | {_kind(schema)} | {schema.get('description', '')} |\n"
+            )
     members = ", ".join(
         f"`{name}`" for name in tool.output_schema["properties"] if name not in _HEADER
     )
@@ -142,6 +181,70 @@ def _tool_section(tool: ToolSpec) -> str:
 
 
 _HEADER = ("you", "pending", "error", "notices")
+
+_PEER_HEAD = """
+## peer
+
+Direct work between agents: `{"op": ..., "args": {...}}`. A request is one message with one
+delivery for each recipient. A recipient claims its delivery with `wait`, shows with `progress` that
+it works, and finishes it with `reply` or `ack`. The adapter keeps the proof of the claim and renews
+it; an agent names its work by `delivery_id` alone.
+
+- `args` may be left out where an operation needs none. Unknown arguments are refused before
+  anything has happened.
+- An `idempotency_key` names one message of this agent: the same call again answers the first
+  receipt with `duplicate: true`, another content under the same key is a `conflict` with reason
+  `COLLABORATION_IDEMPOTENCY_KEY_REUSED`.
+- A claim that lapsed while the agent worked is taken again by itself, and the call goes on. Where
+  that cannot be, the error has a `state`: `resumed` (a person gave new instructions, in
+  `detail.resume_context`: follow them and use a new key), `unavailable` (the work is done, ended or
+  another's: drop it), `paused` (a person decides first: stop).
+- A result that is too large keeps whole records and asks for the rest with `next_cursor`; a text
+  that is cut has `truncated` beside it, and `history` with the `message_id` and `next_offset` reads
+  on.
+"""
+
+_PEER_NOTES = {
+    "discover": "`discovery_disabled` when `discovery_enabled` is false, as `agents` and `*` are.",
+    "send": '`to` holds agent ids, agent names or session ids. `["*"]` stands for everybody in the '
+    "directory whom `peer_allow` names, but yourself. A message whose `reply_to` is that of a "
+    "delivery which you hold is the reply to it, and finishes it unless `ack` is false.",
+    "wait": "The wait may be shortened to what the client's own time limit allows; the result then "
+    "has `timeout`. The same session is given its own delivery again until that is finished. A "
+    "late reply is told in `notices`, once per session.",
+    "collect": "Answers that were shown before have `already_presented` and no text. The wait may "
+    "be shortened like that of `wait`. A `partial` collect may be repeated. Texts that did not fit "
+    "are null and come with the next collect.",
+    "recent": "With `reply_to`, the answers that it shows are not given again by `wait`.",
+    "memory_context": "The result is the context and nothing else; give it unchanged as `metadata` "
+    "of `send` on a memory channel.",
+}
+
+_PEER_RESULTS = {
+    "discover": "`agents`, `next_cursor`, `has_more`",
+    "send": "`message_id`, `thread_id`, `recipients` (each with its `delivery_id`), `status`, "
+    "`duplicate`, `acked` (the delivery that is finished by this answer)",
+    "recent": "`messages`, `next_cursor`",
+    "collect": "`request_id`, `outcome` (`complete`, `partial`, `no_reply` or `cancelled`), "
+    "`expected`, `answers`, `pending` (who has not answered; no number here), "
+    "`closed`, `excluded`, `elapsed_seconds`, `summary`, "
+    "`consultation_seconds_left`",
+    "agents": "`agents`, `next_cursor`, `has_more`",
+    "describe": "the updated entry",
+    "threads": "`threads`",
+    "status": "`envelope`, `deliveries`",
+    "requests": "`requests`",
+    "human": "`status` (`paused`) and what was asked",
+    "wait": "`delivery` or null, `notices`, `waited_seconds`, `blocked` when something else than "
+    "emptiness keeps work back",
+    "ack": "the final state",
+    "reply": "`message_id`, `thread_id`, `recipients`, `status`, `duplicate`, `acked` unless `ack` "
+    "is false",
+    "progress": "`status`, `extension_count`",
+    "checkpoint": "`status` (`leased`: go on, or `paused`: a person decides first)",
+    "memory_context": "`source`, `tenant_id`, `thread_id`, `message_id`, `delivery_id`, "
+    "`peer_agent_ids`, `kind`, `ts`, `human_decision`",
+}
 
 
 def talk_page() -> str:

@@ -9,6 +9,7 @@ import pytest
 from agentbus.cli.entry import EXIT_OK, EXIT_USAGE
 from tests.bus_fixture import ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin
+from tests.cli.test_human import SHOWN as SHOWN_OF_PEOPLE
 from tests.cli.test_install import SHOWN
 from tests.docs.documents import DOCUMENTS, blocks
 
@@ -18,6 +19,10 @@ EXITS = {
     "agentbus-admin channels": EXIT_OK,
     "agentbus-admin sessions": EXIT_OK,
     "agentbus-admin config": EXIT_OK,
+    "agentbus-admin human list": EXIT_OK,
+    "agentbus-admin human list --decided": EXIT_OK,
+    "agentbus-admin human replies": EXIT_OK,
+    "agentbus-admin requests": EXIT_OK,
     "agentbus daemon --detach": EXIT_OK,
     "agentbus talk list": EXIT_OK,
     "agentbus reset": EXIT_USAGE,  # as documented: there is no terminal here
@@ -32,6 +37,7 @@ RUN_ELSEWHERE = {
     "agentbus talk serve --instance worker --exec -- ./answer.sh": "tests/talk/test_serving.py",
     "agentbus talk send --to worker --from reviewer 'Verified?'": "tests/talk/test_serving.py",
     "agentbus wait --timeout 600": "tests/cli/test_wait.py",
+    **dict.fromkeys(SHOWN_OF_PEOPLE, "tests/cli/test_human.py"),
     **dict.fromkeys(SHOWN, "tests/cli/test_install.py"),
 }
 

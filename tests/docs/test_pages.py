@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from agentbus.cli.doctoring.faults import FAULTS
 from agentbus.cli.entry import parse
 from agentbus.config import load_config
 from agentbus.encoding import decode_strict
-from agentbus.protocol import session, talk
+from agentbus.protocol import peer_frames, session, talk
 from agentbus.protocol.operations import OPERATIONS
+from agentbus.protocol.people import PERSONS_REQUESTS
 from tests.architecture.tree import ROOT
 from tests.docs.documents import BLOCK, DOCUMENTS, blocks
 from tests.docs.pages import DOCS, PAGES
@@ -86,8 +88,14 @@ def test_operations_page_lists_every_fault_that_the_doctor_knows_with_its_advice
 
 
 def test_protocol_page_names_every_request_and_notification_of_a_client() -> None:
-    parsers = {name.removeprefix("parse_") for name in vars(session) if name.startswith("parse_")}
-    handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS, *talk.PARSERS}
+    parsers = {
+        name.removeprefix("parse_").removesuffix("_request")
+        for name in (*vars(session), *vars(peer_frames))
+        if name.startswith("parse_")
+    }
+    handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
+    handled |= PERSONS_REQUESTS.keys()
+    handled |= talk.PARSERS.keys()
     operations = set(OPERATIONS) - {"receive"}
     text = (DOCS / "protocol.md").read_text(encoding="utf-8")
     clients = text[text.index("## Requests of") : text.index("## Notifications of the daemon")]
@@ -135,6 +143,6 @@ def test_every_command_shown_is_one_that_exists(document: Path) -> None:
     usages = {"agentbus": bus.USAGE, "agentbus-admin": admin.USAGE}
     for block in blocks(document, "sh"):
         for line in block.splitlines():
-            program, *arguments = line.split("#")[0].split() or [""]
+            program, *arguments = shlex.split(line, comments=True) or [""]
             if program in usages:
                 parse(usages[program], arguments)

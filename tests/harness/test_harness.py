@@ -80,6 +80,82 @@ def test_claude_asks_codex_answers_and_claude_receives_the_answer(
     assert bus.state() == "ready"
 
 
+def _claimed(script: Script, step: int) -> str:
+    return str(script.result(step)["delivery"]["delivery_id"])
+
+
+def _accept(script: Script) -> Call:
+    """Say that the work which the step before this one claimed is begun."""
+    args = {
+        "delivery_id": _claimed(script, 1),
+        "summary": "Looking it up.",
+        "idempotency_key": "port-begun",
+    }
+    return Call("peer", op="progress", args=args)
+
+
+def _deliver(script: Script) -> Call:
+    args = {"delivery_id": _claimed(script, 1), "body": ANSWER, "idempotency_key": "port-answer"}
+    return Call("peer", op="reply", args=args)
+
+
+def _ask_whom_discover_found(script: Script) -> Call:
+    [kim] = script.result(0)["agents"]
+    args = {
+        "to": [kim["agent_id"]],
+        "body": QUESTION,
+        "kind": "request",
+        "idempotency_key": "port",
+    }
+    return Call("peer", op="send", args=args)
+
+
+def _collect(script: Script) -> Call:
+    args = {"message_id": script.result(1)["message_id"], "timeout": WAIT_S}
+    return Call("peer", op="collect", args=args)
+
+
+def test_claude_asks_codex_for_work_and_collects_what_codex_replies(
+    claude: ClaudeCode, codex: Codex
+) -> None:
+    works = codex.model.script(
+        Call("whoami"),
+        Call("peer", op="wait", args={"timeout": WAIT_S}),
+        _accept,
+        _deliver,
+        "worked",
+    )
+    working = codex.start(works)
+    kim = works.result(0)  # attached, so that it is found
+
+    asks = claude.model.script(
+        Call("peer", op="discover"), _ask_whom_discover_found, _collect, "asked"
+    )
+    asking = claude.start(asks)
+
+    [found] = asks.result(0)["agents"]
+    assert (found["agent_id"], found["state"]) == (kim["agent_id"], "ready")
+    assert [session["runtime"] for session in found["sessions"]] == ["codex"]
+    sent = asks.result(1)
+    claimed = works.result(1)["delivery"]
+    assert claimed["envelope"]["body"] == QUESTION
+    assert claimed["envelope"]["id"] == sent["message_id"]
+    assert claimed["envelope"]["from"]["agent"] == "Sam"
+    assert works.result(2)["status"] == "leased"
+    replied = works.result(3)
+    assert replied["acked"] == claimed["delivery_id"]
+
+    collected = asks.result(2)
+    assert collected["outcome"] == "complete"
+    [answer] = collected["answers"]
+    assert (answer["recipient"], answer["body"]) == ("Kim", ANSWER)
+    assert answer["message_id"] == replied["message_id"]
+    assert answer["late"] is False
+
+    assert json.loads(asking.finish().output)["result"] == "asked"
+    assert "worked" in working.finish().output
+
+
 def test_whoami_in_claude_names_the_session_that_claude_was_given(claude: ClaudeCode) -> None:
     conversation = str(uuid.uuid4())
     script = claude.model.script(Call("whoami"), "done")

@@ -60,8 +60,13 @@ class InProcessBus:
         with Client.connect(self.paths.socket, PATIENCE_S) as client:
             return str(client.request("heartbeat", {}, PATIENCE_S)["state"])
 
-    def attach(self, agent: str = "Sam", conversation: str | None = None) -> BusSession:
-        """A conversation on a connection of its own; the same conversation again resumes it."""
+    def attach(
+        self, agent: str = "Sam", conversation: str | None = None, **changes: Any
+    ) -> BusSession:
+        """A conversation on a connection of its own; the same conversation again resumes it.
+
+        `changes` are other members of the `attach` frame.
+        """
         notifications: list[Notification] = []
         client = Client.connect(self.paths.socket, ANSWER_WITHIN_S, notifications.append)
         self._clients.append(client)
@@ -74,6 +79,7 @@ class InProcessBus:
             "identity_source": "argument",
             "window_messages": 256,
             "window_bytes": 4 * MIB,
+            **changes,
         }
         facts = client.request("attach", frame, ANSWER_WITHIN_S)
         return BusSession(client, facts, notifications)

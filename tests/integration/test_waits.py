@@ -59,6 +59,7 @@ def test_an_arriving_message_wakes_the_wait_of_another_session(bus: InProcessBus
             "outcome": "woken",
             "display_name": "Sam",
             "channels": [{"channel": "general", "waiting": 1}],
+            "peer": 0,
         }
     assert waits(bus) == 0
     assert sam.facts["display_name"] == "Sam"
@@ -273,6 +274,7 @@ def test_a_wait_that_begins_a_turn_ends_with_its_attachment(bus: InProcessBus) -
             "outcome": "ended",
             "display_name": "Sam",
             "channels": [],
+            "peer": 0,
         }
 
 

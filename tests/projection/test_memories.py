@@ -35,7 +35,7 @@ def memory_id(position: int) -> MessageId:
 def document(content: str, **fields: str) -> SearchDocument:
     session_id = SessionId("session")
     return document_of(
-        channel="facts",
+        channels=["facts"],
         sender="Sam",
         session_id=session_id,
         sent_at_ms=1,

@@ -34,7 +34,7 @@ ONE, TWO = ChannelId(1), ChannelId(2)
 def entry(sequence: int, channel_id: ChannelId = ONE) -> StreamEntry:
     session_id = SessionId("session")
     document = document_of(
-        channel="general", sender="Sam", session_id=session_id, sent_at_ms=1, content="x"
+        channels=["general"], sender="Sam", session_id=session_id, sent_at_ms=1, content="x"
     )
     return StreamEntry(channel_id, Sequence(sequence), session_id, b"{}", document)
 

@@ -18,7 +18,7 @@ from tests.redis_fixture import PrivateRedis, need_search, private_redis
 
 CHANNEL = ChannelId(1)
 DEFAULTS: dict[str, Any] = {
-    "channel": "general",
+    "channels": ["general"],
     "sender": "Sam",
     "session_id": SessionId("0190a1b2-0000-7000-8000-000000000001"),
     "sent_at_ms": 1_790_000_000_000,
@@ -108,17 +108,19 @@ def test_subject_and_references_are_text(indexed: PrivateRedis) -> None:
 
 def test_every_other_field_matches_exactly(indexed: PrivateRedis) -> None:
     values = {
-        "channel": "job/42",
         "sender": "Sam Spade, jr.",
         "thread": "0190-{x}|y",
         "reply_to": "0190a1b2-1",
         "type_": "note:*",
     }
-    put(indexed, 1, "x", **values, tags=["bug, urgent", "P1", "über"])
+    channels = ["job/42", "@Sam, jr."]
+    put(indexed, 1, "x", **values, channels=channels, tags=["bug, urgent", "P1", "über"])
     put(indexed, 2, "x")
     for field, value in values.items():
         assert by_tag(indexed, field.rstrip("_"), value) == [1]
         assert by_tag(indexed, field.rstrip("_"), value.upper() + "!") == []
+    for channel in channels:
+        assert by_tag(indexed, "channel", channel) == [1]
     for tag in ("bug, urgent", "P1", "über"):
         assert by_tag(indexed, "tags", tag) == [1]
     assert by_tag(indexed, "tags", "urgent") == by_tag(indexed, "tags", "p1") == []

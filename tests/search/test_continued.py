@@ -19,7 +19,10 @@ WORD = "needle"
 def searchers(messages: Corpus) -> list[Searcher]:
     """One for each engine; the corpus closes the engines."""
     reader = messages.bus.reader()
-    return [Searcher(lambda engine=engine: engine, reader, 40) for engine in messages.engines]
+    return [
+        Searcher(lambda engine=engine: engine, reader, 40, messages.sam.sender.agent_id, "@Sam")
+        for engine in messages.engines
+    ]
 
 
 def page(searcher: Searcher, cursor: str | None = None, **conditions: Any) -> dict[str, Any]:

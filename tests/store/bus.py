@@ -35,7 +35,7 @@ from agentbus.store.changes import (
     SessionBound,
 )
 from agentbus.store.ledger import LedgerStore
-from agentbus.store.reader import Reader
+from agentbus.store.peer.reading import PeerReader
 from tests.clock import FakeClock
 
 
@@ -136,7 +136,7 @@ class Bus:
         self.clock = FakeClock()
         self.config = config(folder, **settings)
         self.store = self._open()
-        self._readers: list[Reader] = []
+        self._readers: list[PeerReader] = []
 
     def _open(self) -> LedgerStore:
         return LedgerStore(self.path, self.config, self.clock)
@@ -151,9 +151,9 @@ class Bus:
             reader.close()
         self.store.close()
 
-    def reader(self) -> Reader:
+    def reader(self) -> PeerReader:
         """A reader that is closed with the bus, if not before."""
-        reader = Reader(self.path)
+        reader = PeerReader(self.path)
         self._readers.append(reader)
         return reader
 

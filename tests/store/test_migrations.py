@@ -99,7 +99,7 @@ def test_the_accounting_of_a_migrated_database_is_exact(old: Path) -> None:
 
 def test_the_old_database_stays_beside_the_new_one(old: Path) -> None:
     close_bus(open_bus(old, "full", 1), in_order=True)
-    (kept,) = old.parent.glob("*.before-v3")
+    (kept,) = old.parent.glob(f"*.before-v{SCHEMA_VERSION}")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert version_of(kept) == 1
     with closing(sqlite3.connect(kept)) as connection:
@@ -122,6 +122,22 @@ def test_what_was_in_an_old_bus_is_in_the_new_one(old: Path) -> None:
     edit = bus.done(sam.edit(memory.message_id, "the port is 9090")).result
     assert (edit["revision"], edit["sequence"]) == (2, 8)
     assert bus.done(sam.send("go on")).result["sequence"] == 9
+    counted = bus.store.logical_bytes
+    assert bus.reopen().logical_bytes == counted
+    bus.close()
+
+
+@pytest.mark.parametrize("version", [3])
+def test_agents_of_a_bus_before_direct_messages_are_there_and_can_be_described(old: Path) -> None:
+    bus = Bus(old.parent)
+    bus.clock.set_wall(END_US)
+    kim = bus.attach("Kîm", "c2", application="test")
+    assert kim.bound.resumed
+    assert bus.done(kim.send("on")).result["sequence"] == 4
+    with closing(sqlite3.connect(old)) as connection:
+        agents = connection.execute("SELECT name, description, capabilities FROM agents ORDER BY 1")
+        assert agents.fetchall() == [("Kîm", None, "[]"), ("Sam", None, "[]")]
+        assert connection.execute("SELECT COUNT(*) FROM deliveries").fetchone() == (0,)
     counted = bus.store.logical_bytes
     assert bus.reopen().logical_bytes == counted
     bus.close()
@@ -158,6 +174,8 @@ def test_a_session_of_an_old_bus_is_told_what_became_of_memories_until_it_has_se
         ("after_migration", 2),
         ("during_migration@2", 2),
         ("after_migration@2", 3),
+        ("during_migration@3", 3),
+        ("after_migration@3", 4),
     ],
 )
 def test_killed_at_any_point_the_database_is_of_one_version_and_the_next_start_goes_on(
@@ -189,7 +207,7 @@ def test_a_step_that_fails_leaves_the_old_database(
 
 
 def test_without_room_for_the_copy_nothing_is_changed(old: Path) -> None:
-    blocked = old.with_name(f"{old.name}.before-v3.new")
+    blocked = old.with_name(f"{old.name}.before-v{SCHEMA_VERSION}.new")
     blocked.mkdir()
     with pytest.raises(DatabaseUnusable, match="cannot be opened"):
         open_bus(old, "full", 1)

@@ -175,6 +175,7 @@ def test_counts_and_sessions_are_for_administration(bus: Bus, sam: Speaker, read
         "channels": 2,
         "subscriptions": 2,
         "receipts": 10,
+        "paused_deliveries": 0,
     }
     first, second = reader.sessions()
     assert (first.agent, first.conversation, first.child) == ("Sam", "c1", "")

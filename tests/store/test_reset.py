@@ -47,6 +47,7 @@ def test_a_reset_leaves_an_empty_bus_whose_counters_go_on(bus: Bus) -> None:
         "channels": 1,
         "subscriptions": 0,
         "receipts": 0,
+        "paused_deliveries": 0,
     }
     (general,) = reader.channels()
     assert (general.channel, general.newest, general.removed_through) == ("general", 0, 0)

@@ -20,6 +20,13 @@ Usage:
   agentbus-admin import FILE [--config PATH] [--json]
   agentbus-admin channels [--json]
   agentbus-admin sessions [--json]
+  agentbus-admin human list [--decided] [--limit N] [--json]
+  agentbus-admin human show ID [--json]
+  agentbus-admin human decide ID ACTION [--instructions TEXT] [--to NAME] [--if-version N] [--json]
+  agentbus-admin human send NAME... --body TEXT [--info] [--thread ID] [--due SECONDS] [--key KEY]
+                            [--json]
+  agentbus-admin human replies [--limit N] [--json]
+  agentbus-admin requests [--state STATE] [--agent NAME] [--limit N] [--json]
   agentbus-admin doctor [--config PATH] [--json]
   agentbus-admin demo [--keep]
   agentbus-admin install HARNESS [--agent NAME] [--config PATH] [--user | --project] [--dry-run]
@@ -37,6 +44,9 @@ Commands:
   import     Read such a file into an empty bus, while no daemon runs.
   channels   The channels of the running bus.
   sessions   The sessions that are connected now.
+  human      What waits for you: list it, show one, decide it (approve, reject, redirect, nudge,
+             reassign, cancel); send agents a request of your own, and read their replies.
+  requests   What agents asked each other, and how far it is.
   doctor     Look at everything that has to be right, send a message through it, say what to do.
   demo       Two agents on a bus of their own, whose daemon is killed in the middle.
   install    Put the bus into the configuration of a harness: claude-code, codex, opencode, gemini;
@@ -44,10 +54,22 @@ Commands:
   uninstall  Take exactly that out again.
 
 Options:
-  --agent NAME    The agent's persistent name there; the folder's name if left out.
+  --agent NAME    The agent's persistent name there, the folder's name if left out; of requests,
+                  only those from or to this agent.
   --user          For all projects (the default).
   --project       For the project in the current folder only.
   --dry-run       Show what would change, as a diff, and change nothing.
+  --decided       What was decided, newest first, instead of what waits.
+  --instructions TEXT  What the agent shall do; redirect and nudge need it.
+  --to NAME       The agent or session that a reassigned task goes to.
+  --if-version N  Decide only if the intervention is still in this version; the newest if left out.
+  --body TEXT     What to say; - reads it from stdin.
+  --info          Nothing to be answered; a request if left out.
+  --thread ID     The thread that it belongs to; a new one if left out.
+  --due SECONDS   When the answer is due; peer_reply_due_seconds if left out.
+  --key KEY       Makes a repeat harmless: the same key and text is sent once.
+  --state STATE   awaiting, overdue, unanswered, replied or cancelled; the first three if left out.
+  --limit N       At most so many, 1 to 100.
   --config PATH   Configuration file; ~/.config/agentbus/config.json if left out.
   --output FILE   Where the export goes, - for stdout; a new file in this folder if left out.
   --json          One JSON document on stdout instead of text.
@@ -99,6 +121,14 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.admin.sessions import sessions
 
         return sessions(arguments)
+    if arguments["human"]:
+        from agentbus.cli.admin.human import human
+
+        return human(arguments)
+    if arguments["requests"]:
+        from agentbus.cli.admin.requests import requests
+
+        return requests(arguments)
     if arguments["doctor"]:
         from agentbus.cli.admin.doctor import doctor
 

@@ -79,6 +79,8 @@ def _bus(status: dict[str, Any]) -> Iterator[tuple[str, object]]:
     store = _mapping(status.get("store"))
     if "error" not in store:
         yield "holds", ", ".join(f"{_words(name)} {count}" for name, count in store.items()) or None
+        if waiting := store.get("paused_deliveries"):
+            yield "waits for you", f"{waiting}; agentbus-admin human list shows what"
     ledger = _mapping(status.get("ledger"))
     if obstacle := ledger.get("log_obstacle"):
         yield "write-ahead log", f"{_mib(ledger.get('log_bytes'))}, because {obstacle}"

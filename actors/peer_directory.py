@@ -1,0 +1,110 @@
+"""The answers to `discover` and `agents`: who could be asked, what each can do, in which state.
+
+Owns the shape of a directory entry, its states and the pages. Reads nothing itself; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from actors.presence import Presence
+from agentbus.envelope import rfc3339
+from agentbus.ids import AgentId, SessionId
+from agentbus.protocol.peer import PeerAgents, PeerDiscover
+from agentbus.store.peer.directory import AgentCard, SessionCard
+
+PeerState = Literal["ready", "busy", "waiting_for_user", "not_listening", "offline"]
+
+_BEST_FIRST: tuple[PeerState, ...] = (
+    "ready",
+    "busy",
+    "waiting_for_user",
+    "not_listening",
+    "offline",
+)
+"""An agent is in the best state of its sessions, since each of them may claim what comes."""
+
+
+def directory_page(
+    operation: PeerDiscover | PeerAgents,
+    cards: Iterable[AgentCard],
+    seen: Mapping[SessionId, Presence],
+    own_agent: AgentId,
+    own_session: SessionId,
+) -> dict[str, Any]:
+    """One page, by the agents' names; the cursor is the last of them.
+
+    `agents` leaves the asking agent out, `discover` only the asking session: another one of the
+    same agent can be asked.
+    """
+    found: list[dict[str, Any]] = []
+    for card in cards:
+        if operation.cursor is not None and card.agent <= operation.cursor:
+            continue
+        if card.agent_id == own_agent and isinstance(operation, PeerAgents):
+            continue
+        sessions = [
+            _session_entry(session, seen[session.session_id])
+            for session in card.sessions
+            if session.session_id != own_session and session.session_id in seen
+        ]
+        if card.agent_id == own_agent and not sessions:
+            continue
+        entry = _agent_entry(card, sessions)
+        if _is_wanted(operation, entry):
+            found.append(entry)
+            if len(found) > operation.limit:
+                break
+    page = found[: operation.limit]
+    more = len(found) > len(page)
+    return {
+        "agents": page,
+        "next_cursor": page[-1]["agent"] if more else None,
+        "has_more": more,
+    }
+
+
+def _is_wanted(operation: PeerDiscover | PeerAgents, entry: dict[str, Any]) -> bool:
+    fleet_id = operation.fleet_id
+    if fleet_id is not None and all(one["fleet_id"] != fleet_id for one in entry["sessions"]):
+        return False
+    if isinstance(operation, PeerAgents):
+        return True
+    if operation.available_only and not entry["available"]:
+        return False
+    return operation.capability is None or operation.capability in entry["capabilities"]
+
+
+def _agent_entry(card: AgentCard, sessions: list[dict[str, Any]]) -> dict[str, Any]:
+    states = [entry["state"] for entry in sessions] or ["offline"]
+    state = min(states, key=_BEST_FIRST.index)
+    return {
+        "agent": card.agent,
+        "agent_id": card.agent_id,
+        "description": card.description,
+        "capabilities": list(card.capabilities),
+        "state": state,
+        "available": state == "ready",
+        "last_seen_at": rfc3339(card.last_seen_us),
+        "sessions": sessions,
+    }
+
+
+def _session_entry(card: SessionCard, presence: Presence) -> dict[str, Any]:
+    return {
+        "session_id": card.session_id,
+        "display_name": presence.session.sender.display_name,
+        "runtime": card.application,
+        "fleet_id": card.repository,
+        "state": _state(card, presence),
+        "attached_at": rfc3339(presence.session.attached_at_us),
+    }
+
+
+def _state(card: SessionCard, presence: Presence) -> PeerState:
+    if card.paused:
+        return "waiting_for_user"
+    if card.leased:
+        return "busy"
+    return "ready" if presence.listens else "not_listening"

@@ -1,0 +1,1 @@
+"""The tool `peer`: what a client sees of it, what one conversation holds, what each call does."""

@@ -1,0 +1,82 @@
+"""What one conversation has of peer messaging between its calls.
+
+Owns: its lease, how much waits for it, what it has been shown and the daemon not told of yet, whom
+`*` stood for under which idempotency key. Never: talks to the model. Used in the thread of the
+event loop only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from agentbus.adapter.peer.leases import Leases, Notify
+
+EXPANSIONS_KEPT: Final = 64
+"""Sends to everybody whose recipients are remembered, so that a repeat is the same send although
+somebody new has come meanwhile."""
+
+
+class PeerState:
+    """See the module."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._last_number = 0
+        self._waited_before = 0  # the attachment; nobody is woken for it again
+        self._responses: set[str] = set()
+        self._notices: set[tuple[str, str]] = set()
+        self.leases = Leases(notify)
+        self.waiting = 0
+        """Deliveries that this session could claim or holds, as the daemon said last."""
+        self.expansions: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def attached(self) -> None:
+        """To the same bus as before; the daemon says anew what waits, where there is anything."""
+        self._waited_before = self.waiting
+        self.waiting = 0
+        self.leases.renew()
+        self._tell_shown()
+
+    def forget(self) -> None:
+        """The conversation has ended, or its bus was reset."""
+        self.leases.forget()
+        self.waiting = self._waited_before = 0
+        self._responses.clear()
+        self._notices.clear()
+        self.expansions.clear()
+
+    def has_more(self, count: int) -> bool:
+        """So many wait now; whether that is more than before."""
+        more = count > max(self.waiting, self._waited_before)
+        self.waiting, self._waited_before = count, 0
+        return more
+
+    def next_number(self) -> int:
+        """Names a wait or a collect, so that it can be cancelled."""
+        self._last_number += 1
+        return self._last_number
+
+    def expanded(self, idempotency_key: str, recipients: tuple[str, ...]) -> None:
+        """Everybody was these, for the send with this key."""
+        self.expansions[idempotency_key] = recipients
+        if len(self.expansions) > EXPANSIONS_KEPT:
+            self.expansions.popitem(last=False)
+
+    def shown(self, responses: Iterable[str], notices: Iterable[tuple[str, str]]) -> None:
+        """A result with these was handed off; the daemon hears of it now, or once attached."""
+        self._responses.update(responses)
+        self._notices.update(notices)
+        self._tell_shown()
+
+    def _tell_shown(self) -> None:
+        if not self._responses and not self._notices:
+            return
+        params = {
+            "responses": sorted(self._responses),
+            "notices": [list(notice) for notice in sorted(self._notices)],
+        }
+        if self._notify("peer_shown", params):
+            self._responses.clear()
+            self._notices.clear()

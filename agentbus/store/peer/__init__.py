@@ -1,0 +1,1 @@
+"""Direct messages: deliveries, leases, replies, decisions of people. Used by the ledger."""

@@ -1,0 +1,158 @@
+"""Who can be asked, as agents see each other: states, pages, capabilities, who hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agentbus.errors import DiscoveryDisabledError, ValidationError
+from agentbus.limits import NOT_LISTENING_SECONDS, PEER_CAPABILITIES
+from agentbus.transport.client import Client
+from tests.eventually import PATIENCE_S, eventually
+from tests.integration.in_process import InProcessBus, in_process_bus
+from tests.peer_sessions import PeerSession
+
+
+@pytest.fixture
+def bus() -> Iterator[InProcessBus]:
+    with in_process_bus(capabilities=["review"]) as bus:
+        yield bus
+
+
+def attach(
+    bus: InProcessBus, agent: str, conversation: str | None = None, **changes: Any
+) -> PeerSession:
+    return PeerSession(bus.attach(agent, conversation or f"{agent}-1", **changes))
+
+
+def agents(answer: dict[str, Any]) -> dict[str, str]:
+    return {one["agent"]: one["state"] for one in answer["agents"]}
+
+
+def states(session: PeerSession) -> dict[str, str]:
+    return agents(session.peer("discover", available_only=False))
+
+
+def test_the_directory_tells_what_each_agent_is_doing(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    attach(bus, "Leo").session.close()
+    eventually(lambda: states(sam) == {"Kim": "ready", "Leo": "offline"})
+    assert agents(sam.peer("discover")) == {"Kim": "ready"}
+    sam.ask("Kim", body="work")
+    held = kim.claim()["delivery_id"]
+    assert states(sam)["Kim"] == "busy"
+    kim.peer("human", delivery_id=held, reason="unsure")
+    assert states(sam)["Kim"] == "waiting_for_user"
+    assert agents(sam.peer("discover")) == {}
+    assert agents(sam.peer("agents")) == {"Kim": "waiting_for_user", "Leo": "offline"}
+
+
+def test_who_has_not_called_for_long_does_not_listen_unless_a_wait_is_armed(
+    bus: InProcessBus,
+) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+
+    def pass_without_calls(seconds: float) -> None:
+        for _ in range(round(seconds / 10)):
+            bus.clock.advance(10)
+            for session in (sam, kim):
+                session.session.client.request("heartbeat", {}, PATIENCE_S)
+
+    pass_without_calls(NOT_LISTENING_SECONDS - 10)
+    assert states(sam)["Kim"] == "ready"
+    pass_without_calls(10)
+    assert states(sam)["Kim"] == "not_listening"
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
+        question = {"wait_ms": 1_000, "conversation": "Kim-1"}
+        wait = pool.submit(client.request, "wait", question, PATIENCE_S)
+        eventually(lambda: states(sam)["Kim"] == "ready", what="somebody would wake it")
+        bus.clock.advance(1)
+        wait.result(PATIENCE_S)
+    assert states(sam)["Kim"] == "not_listening"
+    kim.peer("threads")
+    assert states(sam)["Kim"] == "ready"
+
+
+def test_the_directory_comes_in_pages_by_name(bus: InProcessBus) -> None:
+    sam = attach(bus, "Sam")
+    names = [f"agent-{n:02}" for n in range(7)]
+    for name in names:
+        attach(bus, name)
+    seen: list[str] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = sam.peer("agents", limit=3, **cursor)
+        seen += [one["agent"] for one in page["agents"]]
+        if not page["has_more"]:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert (seen, page["next_cursor"]) == (names, None)
+
+
+def test_a_directory_that_is_switched_off_says_so_and_names_still_work() -> None:
+    with in_process_bus(discovery_enabled=False) as bus:
+        sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+        for op in ("discover", "agents"):
+            with pytest.raises(DiscoveryDisabledError):
+                sam.peer(op)
+        sam.ask("Kim", body="hello")
+        assert kim.claim()["envelope"]["body"] == "hello"
+
+
+def test_a_session_that_hides_is_not_shown_but_can_be_written_to(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim", presence=False)
+    assert states(sam) == {"Kim": "offline"}
+    assert agents(sam.peer("discover")) == {}
+    sam.ask("Kim", body="hello")
+    assert kim.claim()["envelope"]["body"] == "hello"
+
+
+def test_a_session_does_not_see_itself_but_others_of_its_agent(bus: InProcessBus) -> None:
+    sam = attach(bus, "Sam")
+    assert states(sam) == {}
+    other = attach(bus, "Sam", "Sam-2")
+    (entry,) = sam.peer("discover")["agents"]
+    assert [one["session_id"] for one in entry["sessions"]] == [other.session.facts["session_id"]]
+    assert agents(sam.peer("agents")) == {}
+
+
+def test_capabilities_of_the_session_and_of_the_configuration_are_found(
+    bus: InProcessBus,
+) -> None:
+    sam = attach(bus, "Sam")
+    kim = attach(bus, "Kim", capabilities=["sql", "review", "art"])
+    (entry,) = sam.peer("discover", capability="sql")["agents"]
+    assert (entry["agent"], entry["capabilities"]) == ("Kim", ["art", "review", "sql"])
+    assert agents(sam.peer("discover", capability="SQL")) == {}
+    assert agents(kim.peer("discover", capability="review")) == {"Sam": "ready"}
+
+
+def test_capabilities_are_as_many_as_they_may_be(bus: InProcessBus) -> None:
+    most = [f"c{n:02}" for n in range(PEER_CAPABILITIES - 1)]  # and one of the configuration
+    attach(bus, "Sam", capabilities=most)
+    with pytest.raises(ValidationError, match=f"at most {PEER_CAPABILITIES}"):
+        attach(bus, "Kim", capabilities=[*most, "one more"])
+
+
+def test_a_description_outlives_its_session_and_can_be_cleared(bus: InProcessBus) -> None:
+    sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
+    kim.peer("describe", description="Knows the parser.")
+    kim.session.close()
+    eventually(lambda: states(sam) == {"Kim": "offline"})
+    (entry,) = sam.peer("agents")["agents"]
+    assert entry["description"] == "Knows the parser."
+    attach(bus, "Kim").peer("describe", description=None)
+    (entry,) = sam.peer("agents")["agents"]
+    assert entry["description"] is None
+
+
+def test_a_fleet_is_who_works_in_one_repository(bus: InProcessBus) -> None:
+    sam = attach(bus, "Sam", repository="parser")
+    attach(bus, "Kim", repository="parser")
+    attach(bus, "Leo", repository="lexer")
+    for op in ("discover", "agents"):
+        assert agents(sam.peer(op, fleet_id="parser")) == {"Kim": "ready"}
+        assert agents(sam.peer(op, fleet_id="nowhere")) == {}
