@@ -55,6 +55,7 @@ from agentbus.store.peer.changes import (
 )
 
 Watcher = Address[PeerWaiting | RequestAdvanced]
+Collector = Address[RequestAdvanced]
 
 UNTRIED = -1
 _LATE = ("overdue", "unanswered")
@@ -118,7 +119,7 @@ class InboxActor(PooledActor[InboxMessage]):
         self._claiming: tuple[Attachment, int] | None = None  # for whose wait, and which
         self._claimed_at = 0  # the version when that claim was made
         self._sessions: dict[SessionId, _Session] = {}
-        self._collects: dict[MessageId, set[Watcher]] = {}
+        self._collects: dict[MessageId, set[Collector]] = {}
         self._version = 0  # of what is known; grows with each fact
         self._late_version = 0  # when a reply was last found late
         self._loaded = False
@@ -242,7 +243,7 @@ class InboxActor(PooledActor[InboxMessage]):
                 else:
                     self._unwatch(view.message_id, watcher)
 
-    def _unwatch(self, message_id: MessageId, watcher: Watcher) -> None:
+    def _unwatch(self, message_id: MessageId, watcher: Collector) -> None:
         watchers = self._collects.get(message_id, set())
         watchers.discard(watcher)
         if not watchers:

@@ -47,7 +47,8 @@ from actors.pool import PooledActor
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.routes import Route, Routes
-from actors.talk_registry import TalkRegistry
+from actors.talk_desk_messages import TalkDeskMessage
+from actors.talk_registry import Conversation, TalkRegistry
 from actors.timer import TimerHandle
 from actors.wait_keeper import AttachmentClosed, AttachmentOpened, ConversationEnded
 from agentbus.clock import Clock
@@ -121,6 +122,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         clock: Clock,
         crashed: Crashed,
         waits: Address[AttachmentOpened | AttachmentClosed | ConversationEnded],
+        talk_desk: Address[TalkDeskMessage],
     ) -> None:
         super().__init__()
         self._waits = waits
@@ -137,7 +139,8 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._binding: Register | None = None
         self._waiting: deque[Register] = deque()
         self._hooks = HookEvidence()
-        self._talk = TalkRegistry(clock, self._pids_of_agent)
+        self._talk_desk = talk_desk
+        self._talk = TalkRegistry(clock, self._conversations_of, talk_desk)
         # By connection and agent: what the conversation before was called there.
         self._former_names: dict[tuple[Link, str], str] = {}
         self._neighbours: Neighbours
@@ -182,9 +185,10 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 sessions = tuple(live.session for live in self._live.values())
                 reply_to.set(Roll(sessions, self._hooks.heard()))
             case TalkAsked():
-                message.reply_to.set(self._talk.answer(message))
+                self._talk.take(message)
             case ReadinessChanged():
                 self._readiness = message
+                self._talk_desk.tell(message)
                 for live in self._live.values():
                     live.route.address.tell(message)
             case _:
@@ -479,12 +483,16 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
 
     # --- directory ---
 
-    def _pids_of_agent(self, agent: str) -> set[int]:
-        found: set[int] = set()
-        for live in self._live.values():
-            if live.session.sender.agent == agent:
-                found.update(pid for pid in (live.adapter_pid, live.harness_pid) if pid is not None)
-        return found
+    def _conversations_of(self, agent: str) -> list[Conversation]:
+        return [
+            Conversation(
+                live.session.sender.agent_id,
+                live.session.attachment.session_id,
+                frozenset(pid for pid in (live.adapter_pid, live.harness_pid) if pid is not None),
+            )
+            for live in self._live.values()
+            if live.session.sender.agent == agent
+        ]
 
     def _directory(self, query: str) -> list[dict[str, Any]]:
         wanted = query.casefold()

@@ -1,5 +1,7 @@
 """Which instances are served over talk, by which process, and who has proven to be one.
 
+It answers what it knows, and hands on to the talk desk what has to be sent or read.
+
 Owns that in plain memory, for the registrar, on its thread. An entry lives as long as the
 connection of its process speaks; a daemon that starts anew hears of all of them again. A proof is a
 word that the daemon gives to whoever holds a name, and takes for a minute.
@@ -11,23 +13,44 @@ agent of that name, and everything that was started by either.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
+from actors.base import Address
 from actors.messages import Link, TalkAsked
+from actors.talk_desk_messages import DelegationAsked, DepthAsked, ResultAsked, TalkDeskMessage
 from agentbus.clock import Clock
-from agentbus.envelope import rfc3339
-from agentbus.errors import ConflictError, NotFoundError
+from agentbus.envelope import Recipient, rfc3339
+from agentbus.errors import ConflictError, NotFoundError, UnavailableError
+from agentbus.ids import AgentId, SessionId
 from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS
-from agentbus.protocol.talk import TalkCaller, TalkFind, TalkGone, TalkList, TalkServe
+from agentbus.protocol.talk import (
+    TalkAsk,
+    TalkCaller,
+    TalkFind,
+    TalkGone,
+    TalkList,
+    TalkResult,
+    TalkServe,
+)
 
 PROOF_SECONDS: Final = 60.0
 PROOFS: Final = 10_000
 """Given out and not expired; the oldest go first."""
 
-PidsOfAgent = Callable[[str], Collection[int]]
-"""The adapters and harnesses of the live conversations of an agent."""
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A live one of an agent, and the processes of its adapter and its harness."""
+
+    agent_id: AgentId
+    session_id: SessionId
+    pids: frozenset[int]
+
+
+ConversationsOf = Callable[[str], list[Conversation]]
+"""By the agent's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +64,50 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
+    """`sessions`: those of the agent that the caller may be one of."""
+
     instance: str
+    sessions: tuple[SessionId, ...]
     until_s: float
 
 
 class TalkRegistry:
     """See the module."""
 
-    def __init__(self, clock: Clock, pids_of_agent: PidsOfAgent) -> None:
+    def __init__(
+        self, clock: Clock, conversations_of: ConversationsOf, desk: Address[TalkDeskMessage]
+    ) -> None:
         self._clock = clock
-        self._pids_of_agent = pids_of_agent
+        self._conversations_of = conversations_of
+        self._desk = desk
         self._served: dict[str, _Served] = {}
         self._proofs: dict[str, _Proof] = {}  # oldest first
 
-    def answer(self, asked: TalkAsked) -> dict[str, Any]:
-        """What the request gets. Raises NotFoundError, ConflictError."""
+    def take(self, asked: TalkAsked) -> None:
+        """Answer the request, or have the desk do it. Raises NotFoundError, ConflictError,
+        UnavailableError."""
+        reply_to = asked.reply_to
         match asked.request:
             case TalkServe() as entry:
                 self._serve(entry, asked.link)
-                return {}
+                reply_to.set({})
             case TalkFind() as find:
-                return self._find(find, asked.peer_pid)
-            case TalkCaller(instance, session):
-                return {"may_be": self._may_be(instance, session)}
+                reply_to.set(self._find(find, asked.peer_pid))
+            case TalkCaller() as caller:
+                self._know(caller, asked)
+            case TalkAsk() as ask:
+                recipient = self._recipient(ask, asked.link)
+                self._desk.tell(DelegationAsked(ask, recipient, asked.link, reply_to))
+            case TalkResult(message_id):
+                self._desk.tell(ResultAsked(message_id, reply_to))
             case TalkGone(instance, pid):
                 served = self._served.get(instance)
                 if served is not None and served.entry.pid == pid:
                     del self._served[instance]
-                return {}
+                reply_to.set({})
             case TalkList():
                 living = filter(None, map(self._living, sorted(self._served)))
-                return {"instances": [_shown(served) for served in living]}
+                reply_to.set({"instances": [_shown(served) for served in living]})
             case _:
                 assert_never(asked.request)
 
@@ -104,8 +140,16 @@ class TalkRegistry:
             "started": entry.started,
             "kind": entry.kind,
             "secret": entry.secret,
-            "session": self._proof(find.caller) if self._holds(find.caller, pids) else None,
+            "session": self._proof(find.caller, pids),
         }
+
+    def _recipient(self, ask: TalkAsk, link: Link) -> Recipient | None:
+        served = self._living(ask.instance)
+        if served is None or served.link is not link:
+            raise UnavailableError(f"{ask.instance} is not served by this connection; serve it")
+        for conversation in self._conversations_of(ask.instance):
+            return Recipient(ask.instance, conversation.agent_id)
+        return None
 
     def _living(self, instance: str) -> _Served | None:
         served = self._served.get(instance)
@@ -117,13 +161,16 @@ class TalkRegistry:
             return None
         return served
 
-    def _holds(self, instance: str, pids: set[int]) -> bool:
+    def _proof(self, instance: str, pids: set[int]) -> str | None:
+        """A word for who holds the name, by one of these processes."""
+        sessions = tuple(
+            conversation.session_id
+            for conversation in self._conversations_of(instance)
+            if not pids.isdisjoint(conversation.pids)
+        )
         served = self._living(instance)
-        if served is not None and served.entry.pid in pids:
-            return True
-        return not pids.isdisjoint(self._pids_of_agent(instance))
-
-    def _proof(self, instance: str) -> str:
+        if not sessions and (served is None or served.entry.pid not in pids):
+            return None
         now_s = self._clock.monotonic_s()
         while self._proofs:
             oldest = next(iter(self._proofs))
@@ -131,18 +178,22 @@ class TalkRegistry:
                 break
             del self._proofs[oldest]
         word = secrets.token_hex(16)
-        self._proofs[word] = _Proof(instance, now_s + PROOF_SECONDS)
+        self._proofs[word] = _Proof(instance, sessions, now_s + PROOF_SECONDS)
         return word
 
-    def _may_be(self, instance: str, session: str | None) -> bool:
-        if self._living(instance) is None:
-            return True
-        proof = self._proofs.get(session or "")
-        return (
-            proof is not None
-            and proof.instance == instance
-            and proof.until_s > self._clock.monotonic_s()
-        )
+    def _know(self, caller: TalkCaller, asked: TalkAsked) -> None:
+        proof = self._proofs.get(caller.session or "")
+        if (
+            proof is None
+            or proof.instance != caller.instance
+            or proof.until_s <= self._clock.monotonic_s()
+        ):
+            is_free = self._living(caller.instance) is None
+            asked.reply_to.set({"may_be": is_free, "depth": 0})
+        elif not proof.sessions:
+            asked.reply_to.set({"may_be": True, "depth": 0})
+        else:
+            self._desk.tell(DepthAsked(proof.sessions, asked.reply_to))
 
 
 def _shown(served: _Served) -> dict[str, Any]:

@@ -23,18 +23,16 @@ from agentbus.harnesses.generic import SPARE_SECONDS
 from agentbus.identity import IdentitySource, SessionIdentity
 from agentbus.ids import new_id
 from agentbus.limits import (
-    HUMAN_PREFIX,
-    INBOX_PREFIX,
     NAME_BYTES,
     PEER_CAPABILITIES,
     PEER_ID_CHARACTERS,
+    RESERVED_PREFIXES,
 )
 from agentbus.protocol.fields import Text, check_name
 
 _CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
 
 _NO_NAME = "agent"
-_RESERVED_PREFIXES = (HUMAN_PREFIX, INBOX_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +139,17 @@ def agent_name(given: str | None, folder: Path) -> str:
     """`--agent`, else the folder's name as far as it can be one."""
     if given is not None:
         name = checked_name(given, "--agent")
-        if name.startswith(_RESERVED_PREFIXES):
+        if name.startswith(RESERVED_PREFIXES):
             raise ValidationError(
-                f"--agent must not begin with {' or '.join(_RESERVED_PREFIXES)}, which mark people "
-                "and inboxes; choose another name"
+                f"--agent must not begin with {' or '.join(RESERVED_PREFIXES)}, which mark people, "
+                "callers over talk and inboxes; choose another name"
             )
         return name
     name = unicodedata.normalize("NFC", folder.name.encode(errors="replace").decode())
     name = "".join(character for character in name if character.isprintable())
-    while name.startswith(_RESERVED_PREFIXES):
-        name = name.removeprefix(HUMAN_PREFIX).removeprefix(INBOX_PREFIX)
+    while name.startswith(RESERVED_PREFIXES):
+        for prefix in RESERVED_PREFIXES:
+            name = name.removeprefix(prefix)
     return name.encode()[:NAME_BYTES].decode(errors="ignore").strip() or _NO_NAME
 
 

@@ -22,9 +22,10 @@ Usage:
   agentbus wait [--channel NAME]... [--timeout SECONDS] [--session ID] [--hook]
   agentbus hook EVENT [--harness NAME]
   agentbus talk serve --instance NAME [--port N] [--kind K] [--secret-file PATH] [--config PATH]
-                      (--exec [--] ARGV...)
+                      (--peer | --exec [--] ARGV...)
   agentbus talk send --to NAME [--from NAME] [--depth N] [--url URL] [--secret-file PATH]
                      [--key KEY] [--config PATH] [--json] [--] PROMPT
+  agentbus talk result [--json] MESSAGE_ID
   agentbus talk list [--json]
   agentbus (-h | --help)
   agentbus --version
@@ -37,7 +38,7 @@ Commands:
   reset    Delete everything on the bus; asks first.
   wait     Block until a message waits for a conversation; moves no cursor.
   hook     What a harness runs at its events; see agentbus-admin install.
-  talk     Let a command answer other instances, ask one, or list them; see docs/talk.md.
+  talk     Let an agent or a command answer other instances, or ask them; see docs/talk.md.
 
 Options:
   --agent NAME    The agent's persistent name; the name of the current folder if left out.
@@ -68,7 +69,7 @@ Options:
 Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no daemon is running;
 of daemon: 65 the database cannot be used; 75 another daemon is running. Of wait: 0 woken; 1 time is
 up; 2 error, and with --hook the wake; 3 replaced by a newer wait of the same session; 4 the harness
-process is gone. Of talk send: 0 answered; 1 not answered; 75 not answered, try again.
+process is gone. Of talk send and result: 0 answered; 1 not answered; 75 not answered, try again.
 """
 
 

@@ -1,4 +1,4 @@
-"""`agentbus talk serve|send|list`: questions between instances over loopback HTTP.
+"""`agentbus talk serve|send|result|list`: questions between instances over loopback HTTP.
 
 Owns the options and what is printed. Runs on the main thread.
 """
@@ -20,7 +20,7 @@ from agentbus.limits import KIB
 from agentbus.protocol.fields import check_name
 
 EXIT_TRY_AGAIN: Final = 75
-"""Of `send`: no text, but the same question may be asked again."""
+"""Of `send` and `result`: no text, but the same may be asked again."""
 
 START_S: Final = 15.0
 SECRET_FILE_BYTES: Final = 4 * KIB
@@ -29,11 +29,13 @@ DEPTH_MAX: Final = 1000
 
 
 def talk(arguments: Arguments) -> int:
-    """Exit 0 done; of `send` 1 no text, 75 no text now."""
+    """Exit 0 done; of `send` and `result` 1 no text, 75 no text now."""
     if arguments["serve"]:
         return _serve(arguments)
     if arguments["send"]:
         return _send(arguments)
+    if arguments["result"]:
+        return _result(arguments)
     return _list(arguments)
 
 
@@ -41,6 +43,8 @@ def _serve(arguments: Arguments) -> int:
     from agentbus.launch import ensure_daemon
     from agentbus.logs import setup_logging
     from agentbus.talk.command import CommandHandler
+    from agentbus.talk.handler import Handler
+    from agentbus.talk.peer import Daemon, PeerHandler
     from agentbus.talk.server import KIND
     from agentbus.talk.serving import Service, serve
     from agentbus.transport.client import Client
@@ -62,8 +66,12 @@ def _serve(arguments: Arguments) -> int:
     def told(port: int) -> None:
         print(f"{service.instance} is served at http://127.0.0.1:{port}", flush=True)
 
-    handler = CommandHandler(service.instance, arguments["ARGV"])
-    serve(service, config, handler, connect, told)
+    def make_handler(daemon: Daemon) -> Handler:
+        if arguments["--peer"]:
+            return PeerHandler(service.instance, daemon)
+        return CommandHandler(service.instance, arguments["ARGV"])
+
+    serve(service, config, make_handler, connect, told)
     return EXIT_OK
 
 
@@ -85,17 +93,38 @@ def _send(arguments: Arguments) -> int:
             idempotency_key=arguments["--key"],
         )
     except TalkError as error:
-        if arguments["--json"]:
-            failure = {"code": error.code, "message": error.message, "retryable": error.retryable}
-            print_json({"error": failure})
-        complain(f"{error.code}: {error.message}")
-        return EXIT_TRY_AGAIN if error.retryable else EXIT_FAILURE
+        return _no_text(arguments, error.code, error.message, error.retryable)
+    about = {"from": reply.from_instance, "duration_ms": reply.duration_ms}
+    return _text(arguments, reply.text, about)
+
+
+def _result(arguments: Arguments) -> int:
+    from agentbus.rules.talk import TALK_CODE
+    from agentbus.talk.handler import Answered
+    from agentbus.talk.peer import meaning_of
+
+    message_id = arguments["MESSAGE_ID"]
+    with need_daemon() as daemon:
+        outcome = daemon.ask("talk_result", params={"message_id": message_id})
+    meant = meaning_of(outcome)
+    if isinstance(meant, Answered):
+        return _text(arguments, meant.text, {"message_id": message_id})
+    return _no_text(arguments, meant.code, meant.error, TALK_CODE[meant.code].retryable)
+
+
+def _text(arguments: Arguments, text: str, about: dict[str, Any]) -> int:
     if arguments["--json"]:
-        answer: dict[str, Any] = {"text": reply.text, "from": reply.from_instance}
-        print_json({**answer, "duration_ms": reply.duration_ms})
+        print_json({"text": text, **about})
     else:
-        sys.stdout.write(reply.text if reply.text.endswith("\n") else reply.text + "\n")
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
     return EXIT_OK
+
+
+def _no_text(arguments: Arguments, code: str, message: str, retryable: bool) -> int:
+    if arguments["--json"]:
+        print_json({"error": {"code": code, "message": message, "retryable": retryable}})
+    complain(f"{code}: {message}")
+    return EXIT_TRY_AGAIN if retryable else EXIT_FAILURE
 
 
 def _list(arguments: Arguments) -> int:
@@ -114,7 +143,7 @@ def _list(arguments: Arguments) -> int:
         rows = [{name: getattr(served, name) for name in fields} for served in living]
         print_json({"instances": rows})
     elif not living:
-        print("Nothing is served. Start it: agentbus talk serve --instance NAME --exec -- COMMAND")
+        print("Nothing is served. Start it: agentbus talk serve --instance NAME --peer")
     else:
         cells = [(s.instance, s.port, s.pid, s.kind, s.updated_at) for s in living]
         columns = ("instance", "port", "process", "kind", "last sign of life")

@@ -20,7 +20,11 @@ from agentbus.encoding import check_text, raw
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment, IdentitySource, SessionIdentity
 from agentbus.ids import Generation, MessageId, Sequence, SessionId
-from agentbus.limits import HUMAN_PREFIX, INBOX_PREFIX, PEER_CAPABILITIES, PEER_ID_CHARACTERS
+from agentbus.limits import (
+    PEER_CAPABILITIES,
+    PEER_ID_CHARACTERS,
+    RESERVED_PREFIXES,
+)
 from agentbus.protocol.fields import check_name, describe
 
 IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process")
@@ -292,9 +296,15 @@ class Fields:
         return value
 
     def text(self, key: str) -> str:
+        if not self._params.get(key):
+            raise self._bad(key, "text that is not empty", self._params.get(key))
+        return self.any_text(key)
+
+    def any_text(self, key: str) -> str:
+        """It may be empty, but not be left out."""
         value = self._params.get(key)
-        if not isinstance(value, str) or not value:
-            raise self._bad(key, "text that is not empty", value)
+        if not isinstance(value, str):
+            raise self._bad(key, "text", value)
         check_text(value, f"{self._method}: {key}")
         return value
 
@@ -454,11 +464,11 @@ def parse_attach(params: Any) -> Attach:
 
 def _agent_name(name: str) -> str:
     """Names that only the daemon gives are nobody's to take."""
-    for prefix in (HUMAN_PREFIX, INBOX_PREFIX):
+    for prefix in RESERVED_PREFIXES:
         if name.startswith(prefix):
             raise ValidationError(
-                f"attach: agent must not begin with {prefix!r}, which marks a person or an inbox; "
-                "choose another name"
+                f"attach: agent must not begin with {prefix!r}, which marks a person, a "
+                "caller over talk or an inbox; choose another name"
             )
     return name
 

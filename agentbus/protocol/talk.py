@@ -1,4 +1,5 @@
-"""The requests of talk: which instances are served here, and who may call itself by their names.
+"""The requests of talk: which instances are served here, who may call itself by
+their names, and what the agents of that name are asked.
 
 `talk_serve` is bound to its connection, as an attachment is: whose connection ends serves no more,
 and a daemon that starts anew hears it again from everybody. Pure; any thread.
@@ -10,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from agentbus.errors import ValidationError
+from agentbus.errors import TooLargeError, ValidationError
+from agentbus.limits import PEER_BODY_CHARACTERS, TALK_PREFIX
+from agentbus.protocol.fields import check_name
 from agentbus.protocol.session import Fields
 
 PORT_MAX = 65535
@@ -51,6 +54,31 @@ class TalkCaller:
 
 
 @dataclass(frozen=True, slots=True)
+class TalkAsk:
+    """A question to the agent whose instance this connection serves. Answered when it is sent;
+    what becomes of it within `within_ms` is told by `talk_answered`, with the same `delegation_id`.
+
+    `sender`: the agent name that the daemon issues to the caller. `key`: a repeat by the same
+    caller is answered as the first time.
+    """
+
+    instance: str
+    sender: str
+    prompt: str
+    depth: int
+    key: str
+    delegation_id: str
+    within_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TalkResult:
+    """What has become of a question, by the id of its message."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class TalkGone:
     """That process does not answer for that instance."""
 
@@ -63,7 +91,9 @@ class TalkList:
     """All that are served."""
 
 
-TalkRequest: TypeAlias = TalkServe | TalkFind | TalkCaller | TalkGone | TalkList
+TalkRequest: TypeAlias = (
+    TalkServe | TalkFind | TalkCaller | TalkAsk | TalkResult | TalkGone | TalkList
+)
 
 
 def parse_talk_serve(params: Any) -> TalkServe:
@@ -92,6 +122,38 @@ def parse_talk_caller(params: Any) -> TalkCaller:
     return TalkCaller(read.text("instance"), read.optional_text("session"))
 
 
+def parse_talk_ask(params: Any) -> TalkAsk:
+    known = {"instance", "caller", "prompt", "depth", "key", "delegation_id", "within_ms"}
+    read = Fields("talk_ask", params, frozenset(known))
+    prompt = read.any_text("prompt")
+    if len(prompt) > PEER_BODY_CHARACTERS:
+        raise TooLargeError(
+            f"the prompt has {len(prompt)} characters, a request to an agent at most "
+            f"{PEER_BODY_CHARACTERS}; shorten it, or name a file"
+        )
+    return TalkAsk(
+        instance=read.name("instance"),
+        sender=_sender(read.text("caller")),
+        prompt=prompt,
+        depth=read.integer("depth", 0),
+        key=read.text("key"),
+        delegation_id=read.text("delegation_id"),
+        within_ms=read.integer("within_ms", 0),
+    )
+
+
+def _sender(caller: str) -> str:
+    try:
+        return check_name(TALK_PREFIX + caller)
+    except ValidationError as error:
+        raise ValidationError(f"{TALK_PREFIX} and the caller's name {error.message}") from None
+
+
+def parse_talk_result(params: Any) -> TalkResult:
+    read = Fields("talk_result", params, frozenset({"message_id"}))
+    return TalkResult(read.text("message_id"))
+
+
 def parse_talk_gone(params: Any) -> TalkGone:
     read = Fields("talk_gone", params, frozenset({"instance", "pid"}))
     return TalkGone(read.name("instance"), read.integer("pid", 1))
@@ -106,6 +168,8 @@ PARSERS: Mapping[str, Callable[[Any], TalkRequest]] = {
     "talk_serve": parse_talk_serve,
     "talk_find": parse_talk_find,
     "talk_caller": parse_talk_caller,
+    "talk_ask": parse_talk_ask,
+    "talk_result": parse_talk_result,
     "talk_gone": parse_talk_gone,
     "talk_list": parse_talk_list,
 }

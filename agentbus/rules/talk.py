@@ -53,7 +53,12 @@ TALK_CODES: Final = (
     TalkCode("telegram_delivery", True, "of other bridges: a chat message was not delivered"),
     TalkCode("engine_cli", True, "the program that answers has failed"),
     TalkCode("file_workflow", False, "of other bridges: the state of a file workflow"),
-    TalkCode("workflow_state", False, "of other bridges: the state of a workflow"),
+    TalkCode(
+        "workflow_state",
+        False,
+        "a person rejected or cancelled the request, or it was removed; of other bridges: the "
+        "state of a workflow",
+    ),
     TalkCode("session_state", False, "of other bridges: the state of a session"),
     TalkCode("unknown", True, "a failure that gives no code"),
 )

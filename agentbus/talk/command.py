@@ -49,6 +49,8 @@ _LIMITS: Final = OutputLimits(ANSWER_BYTES, ERROR_BYTES, keep_tail=True)
 class CommandHandler:
     """Runs `argv` once per question, each in a process group of its own."""
 
+    knows_repeats: Final = False
+
     def __init__(self, instance: str, argv: Sequence[str]) -> None:
         self._instance = instance
         self._argv = tuple(argv)

@@ -15,7 +15,8 @@ class Delegation:
     """A question that has passed every check.
 
     `depth` counts this delegation too: whoever asks on in answering it is at this depth.
-    `within_s` is the time that the handler has.
+    `within_s` is the time that the handler has. With a `key`, a repeat by the same caller is the
+    same question.
     """
 
     delegation_id: str
@@ -23,6 +24,7 @@ class Delegation:
     prompt: str
     depth: int
     within_s: float
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,17 @@ class NotAnswered:
 
 
 class Handler(Protocol):
-    """Answers questions, many at once."""
+    """Answers questions, many at once. `knows_repeats`: it looks after `Delegation.key` itself;
+    else the server keeps the answers."""
+
+    @property
+    def knows_repeats(self) -> bool: ...
 
     async def answer(self, delegation: Delegation) -> Answered | NotAnswered:
-        """Within `delegation.within_s`, also when the caller has gone meanwhile."""
+        """Within `delegation.within_s`, also when the caller has gone meanwhile.
+
+        Raises ConflictError for a key that was used for another prompt.
+        """
         ...
 
     def stop(self) -> None:

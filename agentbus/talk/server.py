@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
@@ -55,8 +55,9 @@ _ROUTES: Final = {("POST", TALK_PATH.encode()), ("GET", HEALTH_PATH.encode())}
 class Callers(Protocol):
     """Who may call itself what, as the daemon knows it."""
 
-    async def may_be(self, instance: str, session: str | None) -> bool:
-        """Whether the holder of this proof may call itself so; anybody may take a free name."""
+    async def depth_of(self, instance: str, session: str | None) -> int | None:
+        """The least depth at which the holder of this proof asks, from what it works on; None: it
+        may not call itself so. Anybody may take a free name, and asks from nothing."""
         ...
 
 
@@ -127,6 +128,7 @@ class TalkServer:
             question.prompt,
             question.depth,
             self._settings.timeout_s,
+            question.idempotency_key,
         )
         try:
             answered = await self._answer(question, delegation)
@@ -171,13 +173,14 @@ class TalkServer:
         if not is_peer(peers, question.from_instance):
             raise _RefusedError("peer_not_allowed", "talk_peers does not have the caller")
         try:
-            is_so = await self._callers.may_be(question.from_instance, question.session)
+            depth = await self._callers.depth_of(question.from_instance, question.session)
         except BusError as error:
             _log.warning("cannot ask who %s is: %s", question.from_instance, error.message)
             raise _RefusedError("internal_error", "cannot find out who asks; try again") from None
-        if not is_so:
+        if depth is None:
             error_text = "another instance of that name is served here; prove it by ext.session"
             raise _RefusedError("peer_not_allowed", error_text)
+        question = replace(question, depth=max(question.depth, depth))
         if is_too_deep(question.depth, self._settings.max_depth):
             raise _RefusedError(
                 "max_depth_exceeded",
@@ -208,7 +211,7 @@ class TalkServer:
                 return NotAnswered("timeout", f"no answer within {delegation.within_s:g} s")
 
         key = question.idempotency_key
-        if key is None:
+        if key is None or self._handler.knows_repeats:
             return await ask()
         return await self._replays.once(question.from_instance, key, question.prompt, ask)
 

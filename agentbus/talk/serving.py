@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -47,7 +47,7 @@ class Service:
 def serve(
     service: Service,
     config: Config,
-    handler: Handler,
+    make_handler: Callable[[Registration], Handler],
     connect: Connect,
     told: Callable[[int], None],
 ) -> None:
@@ -55,32 +55,37 @@ def serve(
 
     Raises ConflictError when the name or the port is taken, BusError when there is no daemon.
     """
-    try:
-        with listen(service.port) as listener:
-            asyncio.run(_Serving(service, config, handler, connect).run(listener, told))
-    finally:
-        handler.close()
+    with listen(service.port) as listener:
+        port = listener.getsockname()[1]
+        secret = service.secret or secrets.token_hex(SECRET_BYTES)
+        registration = Registration(connect, _entry(service, port, secret))
+        with closing(make_handler(registration)) as handler:
+            serving = _Serving(service, config, secret, handler, registration)
+            asyncio.run(serving.run(listener, lambda: told(port)))
 
 
 class _Serving:
     def __init__(
-        self, service: Service, config: Config, handler: Handler, connect: Connect
+        self,
+        service: Service,
+        config: Config,
+        secret: str,
+        handler: Handler,
+        registration: Registration,
     ) -> None:
         self._service = service
         self._config = config
+        self._secret = secret
         self._handler = handler
-        self._connect = connect
+        self._registration = registration
 
-    async def run(self, listener: socket.socket, told: Callable[[int], None]) -> None:
-        port = listener.getsockname()[1]
-        service, config = self._service, self._config
-        secret = service.secret or secrets.token_hex(SECRET_BYTES)
-        registration = Registration(self._connect, self._entry(port, secret))
+    async def run(self, listener: socket.socket, told: Callable[[], None]) -> None:
+        service, config, registration = self._service, self._config, self._registration
         config_path = config.path
         server = TalkServer(
             TalkSettings(
                 instance=service.instance,
-                secret=secret,
+                secret=self._secret,
                 kind=service.kind,
                 max_depth=config.talk_max_depth,
                 timeout_s=float(config.talk_timeout_seconds),
@@ -96,7 +101,7 @@ class _Serving:
             loop.add_signal_handler(number, self._stop, http)
         await self._register(registration)
         keeping = asyncio.create_task(registration.keep())
-        told(port)
+        told()
         try:
             await http.serve(sockets=[listener])
         finally:
@@ -107,18 +112,6 @@ class _Serving:
         http.should_exit = True
         self._handler.stop()
 
-    def _entry(self, port: int, secret: str) -> dict[str, Any]:
-        mark = start_mark(os.getpid())
-        assert mark is not None
-        entry = {
-            "instance": self._service.instance,
-            "port": port,
-            "pid": os.getpid(),
-            "started": mark,
-            "kind": self._service.kind,
-        }
-        return entry if self._service.secret is not None else {**entry, "secret": secret}
-
     async def _register(self, registration: Registration) -> None:
         try:
             await registration.begin()
@@ -126,6 +119,20 @@ class _Serving:
             if not await asyncio.to_thread(_forget_dead, self._service.instance):
                 raise
             await registration.begin()
+
+
+def _entry(service: Service, port: int, secret: str) -> dict[str, Any]:
+    """What the registry is told."""
+    mark = start_mark(os.getpid())
+    assert mark is not None
+    entry = {
+        "instance": service.instance,
+        "port": port,
+        "pid": os.getpid(),
+        "started": mark,
+        "kind": service.kind,
+    }
+    return entry if service.secret is not None else {**entry, "secret": secret}
 
 
 def http_server(server: TalkServer, instance: str, patience: Patience) -> uvicorn.Server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,37 +10,53 @@ import pytest
 
 from actors.base import FutureReply
 from actors.messages import TalkAsked
-from actors.talk_registry import PROOF_SECONDS, PROOFS, TalkRegistry
-from agentbus.errors import ConflictError, NotFoundError
+from actors.talk_registry import PROOF_SECONDS, PROOFS, Conversation, TalkRegistry
+from agentbus.envelope import Recipient
+from agentbus.errors import ConflictError, NotFoundError, UnavailableError
+from agentbus.ids import AgentId, SessionId
 from agentbus.limits import ATTACHMENT_EXPIRY_SECONDS
 from agentbus.protocol.talk import (
+    TalkAsk,
     TalkCaller,
     TalkFind,
     TalkGone,
     TalkList,
     TalkRequest,
+    TalkResult,
     TalkServe,
 )
 from tests.actors.stage import RecordingLink
 from tests.clock import FakeClock
+from tests.probe import Probe
 
 WORKER = TalkServe("worker", 4000, 100, "mark", "agentbus", "secret")
 
 
 class Desk:
-    """A registry; `agents` has the processes of each agent's live conversations."""
+    """A registry; `agents` has each agent's live conversations. The test plays the talk desk."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
-        self.agents: dict[str, set[int]] = {}
-        self.registry = TalkRegistry(clock, lambda agent: self.agents.get(agent, set()))
+        self.agents: dict[str, list[Conversation]] = {}
+        self.desk = Probe()
+        self.registry = TalkRegistry(
+            clock, lambda agent: self.agents.get(agent, []), self.desk.address
+        )
         self.link = RecordingLink(clock.monotonic_s())
 
     def ask(
         self, request: TalkRequest, link: RecordingLink | None = None, pid: int | None = 1
     ) -> dict[str, Any]:
-        asked = TalkAsked(request, link or self.link, pid, FutureReply())
-        return self.registry.answer(asked)
+        reply = FutureReply()
+        self.registry.take(TalkAsked(request, link or self.link, pid, reply))
+        answer: dict[str, Any] = reply.get(0.0)
+        return answer
+
+    def hand_on(self, request: TalkRequest, link: RecordingLink | None = None) -> Any:
+        """What the talk desk is told of a request that it has to answer."""
+        reply = FutureReply()
+        self.registry.take(TalkAsked(request, link or self.link, 1, reply))
+        return self.desk.expect(object)
 
     def is_served(self, instance: str = "worker") -> bool:
         shown = [entry["instance"] for entry in self.ask(TalkList())["instances"]]
@@ -51,12 +68,18 @@ class Desk:
     def may_be(self, instance: str, session: str | None) -> Any:
         return self.ask(TalkCaller(instance, session))["may_be"]
 
+    def live(self, agent: str, session: str, *pids: int) -> None:
+        """A conversation of the agent begins."""
+        conversation = Conversation(AgentId(f"id of {agent}"), SessionId(session), frozenset(pids))
+        self.agents.setdefault(agent, []).append(conversation)
+
 
 @pytest.fixture
-def desk(clock: FakeClock) -> Desk:
+def desk(clock: FakeClock) -> Iterator[Desk]:
     desk = Desk(clock)
     desk.ask(WORKER)
-    return desk
+    yield desk
+    desk.desk.stop()
 
 
 def test_instance_is_found_with_its_secret_and_listed_without(desk: Desk) -> None:
@@ -137,9 +160,37 @@ def test_process_that_serves_a_name_and_what_it_started_hold_it(desk: Desk) -> N
     assert desk.proof("worker", pid=None) is None
 
 
-def test_live_conversation_of_the_agent_holds_its_name(desk: Desk) -> None:
-    desk.agents["worker"] = {300, 301}
-    assert desk.may_be("worker", desk.proof("worker", 301)) is True
+def test_live_conversation_of_the_agent_holds_its_name_and_asks_from_what_it_works_on(
+    desk: Desk,
+) -> None:
+    desk.live("worker", "s1", 300, 301)
+    desk.live("worker", "s2", 301)
+    desk.live("worker", "s3", 302)
+    told = desk.hand_on(TalkCaller("worker", desk.proof("worker", 301)))
+    assert told.sessions == ("s1", "s2")
+    # A name that nobody serves is anybody's, but who proves to be a conversation is known.
+    desk.live("reviewer", "s4", 400)
+    assert desk.may_be("reviewer", None) is True
+    assert desk.hand_on(TalkCaller("reviewer", desk.proof("reviewer", 400))).sessions == ("s4",)
+
+
+def test_question_goes_to_the_agent_that_is_there(desk: Desk) -> None:
+    ask = TalkAsk("worker", "talk:reviewer", "Verified?", 1, "k", "d", 1000)
+    told = desk.hand_on(ask)
+    assert (told.ask, told.recipient, told.link) == (ask, None, desk.link)
+    desk.live("worker", "s1", 300)
+    assert desk.hand_on(ask).recipient == Recipient("worker", AgentId("id of worker"))
+
+
+def test_question_is_taken_from_the_connection_that_serves_alone(desk: Desk) -> None:
+    ask = TalkAsk("worker", "talk:reviewer", "Verified?", 1, "k", "d", 1000)
+    for request, link in ((ask, RecordingLink()), (replace(ask, instance="other"), desk.link)):
+        with pytest.raises(UnavailableError, match="not served by this connection"):
+            desk.ask(request, link)
+
+
+def test_result_is_asked_of_the_desk(desk: Desk) -> None:
+    assert desk.hand_on(TalkResult("m"), RecordingLink()).message_id == "m"
 
 
 def test_proof_ends_after_its_time(desk: Desk) -> None:

@@ -20,5 +20,6 @@ def server(one_server: RunningServer) -> RunningServer:
     """A server that says what it heard, with everybody as a peer."""
     one_server.set_peers("*")
     one_server.callers.held.clear()
+    one_server.callers.depths.clear()
     one_server.callers.trouble = None
     return one_server

@@ -32,6 +32,7 @@ class ScriptedHandler:
 
     script: Callable[[Delegation], Awaitable[Any]]
     asked: list[Delegation] = field(default_factory=list)
+    knows_repeats: bool = False
 
     async def answer(self, delegation: Delegation) -> Answered | NotAnswered:
         self.asked.append(delegation)
@@ -51,15 +52,19 @@ async def echo(delegation: Delegation) -> Answered:
 
 @dataclass
 class NamesInUse:
-    """Plays the daemon: `held` names may be used with the proof that belongs to them."""
+    """Plays the daemon: `held` names may be used with the proof that belongs to them; who works at
+    a depth asks at the one of `depths`."""
 
     held: dict[str, str] = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)
     trouble: Exception | None = None
 
-    async def may_be(self, instance: str, session: str | None) -> bool:
+    async def depth_of(self, instance: str, session: str | None) -> int | None:
         if self.trouble is not None:
             raise self.trouble
-        return instance not in self.held or self.held[instance] == session
+        if instance in self.held and self.held[instance] != session:
+            return None
+        return self.depths.get(instance, 0)
 
 
 class RunningServer:

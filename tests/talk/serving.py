@@ -20,19 +20,28 @@ CAT = ("cat",)
 
 
 class Serving:
-    """One instance, served until the test leaves it; if nobody kills it, it ends in order."""
+    """One instance, served until the test leaves it; if nobody kills it, it ends in order.
+
+    `argv` answers, or the agent of its name when `peer` is set.
+    """
 
     def __init__(
-        self, bus: ThrowAwayBus, instance: str, *argv: str, options: tuple[str, ...] = ()
+        self,
+        bus: ThrowAwayBus,
+        instance: str,
+        *argv: str,
+        options: tuple[str, ...] = (),
+        peer: bool = False,
     ) -> None:
         self.bus = bus
         self.instance = instance
+        answering = ("--peer",) if peer else ("--exec", "--", *(argv or CAT))
         self.errors_path = bus.directory / f"talk-{instance}.log"
         with self.errors_path.open("ab") as errors:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "agentbus", "talk", "serve", "--instance", instance),
-                    *("--config", str(bus.config_path), *options, "--exec", "--", *(argv or CAT)),
+                    *("--config", str(bus.config_path), *options, *answering),
                 ],
                 env=bus.environment,
                 cwd=ROOT,

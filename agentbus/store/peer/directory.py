@@ -14,7 +14,7 @@ from peewee import SQL, fn
 
 from agentbus.encoding import decode_trusted, encode
 from agentbus.ids import AgentId, SessionId
-from agentbus.limits import HUMAN_PREFIX
+from agentbus.limits import HUMAN_PREFIX, TALK_PREFIX
 from agentbus.store.reader import Reader
 from agentbus.store.schema import IS_OPEN, IS_UNANSWERED, PLACE, Agent, Delivery, Session, text
 
@@ -28,7 +28,10 @@ _AGENTS = text(
             Session.agent == Agent.id
         ),
     )
-    .where(fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(HUMAN_PREFIX)))) != PLACE)
+    .where(
+        (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(HUMAN_PREFIX)))) != PLACE)
+        & (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(TALK_PREFIX)))) != PLACE)
+    )
     .order_by(Agent.name)
 )
 _SESSIONS = text(
@@ -101,14 +104,15 @@ class DirectoryReader(Reader):
     """See the module's text. Open one per thread."""
 
     def directory(self, attached: Iterable[SessionId]) -> list[AgentCard]:
-        """All agents by name, people left out, each with its sessions among those attached."""
+        """All agents by name, each with its sessions among those attached. People and callers over
+        talk are left out."""
         sessions: defaultdict[AgentId, list[SessionCard]] = defaultdict(list)
         with self._snapshot():
             at_work = set(self._all(_AT_WORK))
             for agent_id, session_id, *rest in self._all(_SESSIONS, among(attached)):
                 at = ((session_id, state) in at_work for state in ("leased", "paused"))
                 sessions[agent_id].append(SessionCard(session_id, *rest, *at))
-            rows = self._all(_AGENTS, HUMAN_PREFIX)
+            rows = self._all(_AGENTS, HUMAN_PREFIX, TALK_PREFIX)
         return [
             AgentCard(
                 agent_id,
