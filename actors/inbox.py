@@ -232,8 +232,10 @@ class InboxActor(PooledActor[InboxMessage]):
         arrived = self._queue.follow(view)
         self._clocks.follow(view, from_disk=not self._loaded)
         if arrived:
-            session_id = view.recipient_session if view.state == "queued" else None
-            self._neighbours.waits.tell(DeliveryArrived(self._agent_id, session_id))
+            news = DeliveryArrived(self._agent_id, freed=True)
+            if view.state == "queued":
+                news = DeliveryArrived(self._agent_id, view.recipient_session)
+            self._neighbours.waits.tell(news)
         if view.sender_agent == self._agent_id:
             if view.reply_state in _LATE:
                 self._late_version = self._version

@@ -42,10 +42,15 @@ class RequestAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryArrived:
-    """There may be something new to claim, for this session or (None) any of the agent."""
+    """There may be something new to claim.
+
+    `session_id`: for whom; None: for any session of the agent. `freed`: nothing has come, but what
+    kept something back is over.
+    """
 
     agent_id: AgentId
-    session_id: SessionId | None
+    session_id: SessionId | None = None
+    freed: bool = False
 
 
 # --- Inbox ---

@@ -74,7 +74,11 @@ class PeerCollects:
         if wait_s > 0:
             # Watched before it is read, so that no change falls between the two.
             self._watch(collect.message_id)
-        collected = self._read(operation.message_id)
+        try:
+            collected = self._read(operation.message_id)
+        except BusError:
+            self._unwatch_unneeded(collect.message_id)
+            raise
         if wait_s <= 0 or _is_over(operation, collected):
             self._unwatch_unneeded(collect.message_id)
             reply_to.set(self._answer(collect, collected))
@@ -100,25 +104,25 @@ class PeerCollects:
 
     def cancel(self, number: int) -> None:
         """Nobody waits for it any more."""
-        collect = self._take(number)
-        collected = self._read(collect.operation.message_id)
-        collect.reply_to.set(self._answer(collect, collected, "cancelled"))
+        self._look(number, last=True, outcome="cancelled")
 
     def end(self, error: BusError) -> None:
         """Answer all that wait with this error."""
         for number in list(self._waiting):
             self._take(number).reply_to.set_exception(error)
 
-    def _look(self, number: int, *, last: bool) -> None:
-        operation = self._waiting[number].operation
+    def _look(self, number: int, *, last: bool, outcome: Outcome | None = None) -> None:
+        """Answer it if it is over, or if this is the `last` look at it."""
+        collect = self._waiting[number]
         try:
-            collected = self._read(operation.message_id)
+            collected = self._read(collect.message_id)
+            if not last and not _is_over(collect.operation, collected):
+                return
+            answer = self._answer(collect, collected, outcome)
         except BusError as error:
             self._take(number).reply_to.set_exception(error)
             return
-        if last or _is_over(operation, collected):
-            collect = self._take(number)
-            collect.reply_to.set(self._answer(collect, collected))
+        self._take(number).reply_to.set(answer)
 
     def _take(self, number: int) -> _Collect:
         collect = self._waiting.pop(number)

@@ -28,7 +28,7 @@ from actors.messages import (
 )
 from actors.timer import Timer, TimerHandle
 from agentbus.errors import BusError, NotFoundError, UnavailableError
-from agentbus.ids import AgentId, ChannelId, Sequence, SessionId
+from agentbus.ids import AgentId, ChannelId, DeliveryId, Sequence, SessionId
 from agentbus.protocol.session import Wait
 from agentbus.store.changes import SubscriptionRow
 from agentbus.store.peer.directory import DirectoryReader
@@ -107,6 +107,18 @@ WaitKeeperMessage: TypeAlias = (
 )
 
 
+PeerWork = frozenset[tuple[DeliveryId, int]]
+"""Deliveries, each with when it last changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a session of this agent was woken for."""
+
+    agent_id: AgentId
+    work: PeerWork
+
+
 @dataclass(slots=True)
 class _Waiting:
     wait: Wait
@@ -140,7 +152,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
         self._waiting: dict[SessionId, _Waiting] = {}
         self._watched: set[ChannelId] = set()
         self._woken_through: dict[SessionId, Sequence] = {}  # by waits for what is new
-        self._woken_for_peers: dict[SessionId, AgentId] = {}  # by such waits, and nothing new since
+        self._woken_for: dict[SessionId, _Told] = {}  # likewise
         self._adapters: dict[Link, int] = {}  # the process of the harness that started it
         self._attached: dict[SessionId, AttachmentOpened] = {}
         self._seen: set[SessionId] = set()  # attached at some time since this daemon started
@@ -241,7 +253,8 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             self._check_channels(waiting)
             if not asked.wait.wait_ms:
                 channels = self._channels_of(waiting, self._rows(waiting))
-                _answer(waiting, "looked", channels, self._peers_of(waiting))
+                peers = self._count(waiting, self._peer_work_of(waiting))
+                _answer(waiting, "looked", channels, peers)
                 return
             earlier = self._waiting.get(session.session_id)
             if earlier is not None:
@@ -315,35 +328,39 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
 
     def _look(self, waiting: _Waiting, rows: list[SubscriptionRow]) -> None:
         newest = self._store.last_sequence()  # before it is counted: what comes between wakes again
-        channels, peers = self._channels_of(waiting, rows), self._peers_of(waiting)
+        channels, work = self._channels_of(waiting, rows), self._peer_work_of(waiting)
+        peers = self._count(waiting, work)
         if channels or peers:
             if waiting.wait.only_new:
                 session = waiting.session
                 self._woken_through[session.session_id] = newest
-                if peers:
-                    self._woken_for_peers[session.session_id] = session.agent_id
+                self._woken_for[session.session_id] = _Told(session.agent_id, work)
             self._end_wait(waiting, "woken", channels, peers)
 
     def _delivery_arrived(self, arrived: DeliveryArrived) -> None:
-        def concerns(session_id: SessionId, agent_id: AgentId) -> bool:
-            return agent_id == arrived.agent_id and arrived.session_id in (None, session_id)
-
-        for session_id, agent_id in list(self._woken_for_peers.items()):
-            if concerns(session_id, agent_id):
-                del self._woken_for_peers[session_id]
+        """What was kept back is news, although it may have been told of before it was."""
+        if arrived.freed:
+            for session_id, told in list(self._woken_for.items()):
+                if told.agent_id == arrived.agent_id:
+                    del self._woken_for[session_id]
         for waiting in list(self._waiting.values()):
-            if concerns(waiting.session.session_id, waiting.session.agent_id):
+            session = waiting.session
+            if session.agent_id != arrived.agent_id:
+                continue
+            if arrived.session_id in (None, session.session_id):
                 with self._failing(waiting):
                     self._look(waiting, self._rows(waiting))
 
-    def _peers_of(self, waiting: _Waiting) -> int:
-        """How many direct messages the session could claim now."""
+    def _peer_work_of(self, waiting: _Waiting) -> PeerWork:
+        """The direct messages that the session could claim now."""
         session = waiting.session
         if waiting.wait.channels:
-            return 0
-        if waiting.wait.only_new and session.session_id in self._woken_for_peers:
-            return 0
+            return frozenset()
         return self._store.waiting_work(session.agent_id, session.session_id).claimable
+
+    def _count(self, waiting: _Waiting, work: PeerWork) -> int:
+        told = self._woken_for.get(waiting.session.session_id)
+        return len(work - told.work if waiting.wait.only_new and told is not None else work)
 
     def _rows(self, waiting: _Waiting) -> list[SubscriptionRow]:
         """Living subscriptions of the channels that it waits for; of all when none is named."""

@@ -356,17 +356,17 @@ class Calls:
             return error_answer(told.error)
         if not with_header:
             return answer(told.body)
+        header = call.header().data()
+        body = header | told.body
         if isinstance(operation, PeerWait):
             if told.body["delivery"] is not None or told.body["notices"]:
                 conversation.empty_waits = 0
             elif operation.timeout > 0:
                 conversation.empty_waits += 1
             if conversation.empty_waits >= _EMPTY_WAITS_BEFORE_HINT:
-                told.body["hint"] = polling_hint(call.caller)
-        header = call.header().data()
-        if "notices" in told.body:
-            told.body["notices"] = [*header.pop("notices", ()), *told.body["notices"]]
-        return answer(header | told.body)
+                body["hint"] = polling_hint(call.caller)
+            body["notices"] = [*header.get("notices", ()), *told.body["notices"]]
+        return answer(body)
 
     # --- receive ----------------------------------------------------------------------------------
 

@@ -125,13 +125,13 @@ def _to_4(connection: sqlite3.Connection) -> None:
         '"decided_by" TEXT, "decided_at_us" INTEGER, "told" INTEGER NOT NULL)',
         'CREATE INDEX "interventions_delivery" ON "interventions" ("delivery")',
         'CREATE TABLE "presented" ("session" TEXT NOT NULL, "message_id" TEXT NOT NULL, '
-        'PRIMARY KEY ("session", "message_id")) WITHOUT ROWID',
+        'PRIMARY KEY ("message_id", "session")) WITHOUT ROWID',
         'CREATE TABLE "notices_shown" ("session" TEXT NOT NULL, "delivery" TEXT NOT NULL, '
-        '"reply_state" TEXT NOT NULL, PRIMARY KEY ("session", "delivery", "reply_state")) '
+        '"reply_state" TEXT NOT NULL, PRIMARY KEY ("delivery", "session", "reply_state")) '
         "WITHOUT ROWID",
         'CREATE TABLE "consultations" ("session" TEXT NOT NULL, "delivery" TEXT NOT NULL, '
         '"requests" INTEGER NOT NULL, "started_at_us" INTEGER NOT NULL, '
-        'PRIMARY KEY ("session", "delivery")) WITHOUT ROWID',
+        'PRIMARY KEY ("delivery", "session")) WITHOUT ROWID',
         # A NULL and two characters more in each row of an agent.
         "UPDATE meta SET value = value + 10 * (SELECT COUNT(*) FROM agents) "
         "WHERE key = 'logical_bytes'",

@@ -295,7 +295,7 @@ class Presented(Base):
 
     class Meta:
         table_name = "presented"
-        primary_key = CompositeKey("session", "message_id")
+        primary_key = CompositeKey("message_id", "session")
         without_rowid = True
 
 
@@ -308,7 +308,7 @@ class NoticeShown(Base):
 
     class Meta:
         table_name = "notices_shown"
-        primary_key = CompositeKey("session", "delivery", "reply_state")
+        primary_key = CompositeKey("delivery", "session", "reply_state")
         without_rowid = True
 
 
@@ -322,7 +322,7 @@ class Consultation(Base):
 
     class Meta:
         table_name = "consultations"
-        primary_key = CompositeKey("session", "delivery")
+        primary_key = CompositeKey("delivery", "session")
         without_rowid = True
 
 

@@ -16,12 +16,13 @@ from agentbus.ids import MessageId, Sequence, new_id
 from agentbus.store.bulk import BulkInsert
 from agentbus.store.changes import Done, MessageAppended, SendMessage
 from agentbus.store.receipts import admit
-from agentbus.store.schema import PLACE, Message, insert_text, text
+from agentbus.store.schema import PLACE, Channel, Message, insert_text, text
 from agentbus.store.work import Work
 
 _SELECT_THREAD = text(
     Message.select(Message.thread)
-    .where(Message.message_id == PLACE)
+    .join(Channel, on=(Channel.id == Message.channel))
+    .where((Message.message_id == PLACE) & (Channel.kind != SQL("'inbox'")))
     .order_by(Message.revision.desc())
     .limit(SQL("1"))
 )
@@ -95,7 +96,7 @@ def send_message(work: Work, change: SendMessage) -> Done:
 
 
 def thread_of(work: Work, message_id: str) -> str | None:
-    """The thread of a message; one that is not retained, or never was, has none."""
+    """The thread of a message that all may read; a direct one has none here, nor what is gone."""
     work.flush()
     row = work.execute(_SELECT_THREAD, (message_id,)).fetchone()
     return row[0] if row is not None else None

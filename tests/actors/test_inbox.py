@@ -228,4 +228,4 @@ def test_who_waits_elsewhere_hears_of_arrivals_and_of_freed_recipients(
     post.settle()
     post.waits.expect_nothing_of(DeliveryArrived, through=(post.inbox(kim),))
     kim.do("ack", held)
-    assert post.waits.expect(DeliveryArrived, WITHIN_S) == DeliveryArrived(kim.agent_id, None)
+    assert post.waits.expect(DeliveryArrived, WITHIN_S) == DeliveryArrived(kim.agent_id, freed=True)

@@ -253,6 +253,8 @@ async def test_notices_of_the_bus_come_beside_those_of_late_replies(
     daemon.answers["peer"] = [claimed(notices=(notice("d7"),))]
     told = await adapter.peer("wait")
     assert told["notices"] == [full, notice("d7")]
+    (shown,) = await daemon.until("peer_shown")
+    assert shown["notices"] == [["d7", "overdue"]]
     assert "notices" not in await adapter.use("whoami")
 
 

@@ -1,4 +1,4 @@
-"""Starting the load generator: what it is told, and what it has measured."""
+"""Starting a load generator: what it is told, and what it has measured."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tests.benchmarks.load import Load
 from tests.bus_fixture import ROOT
 
 
-def generate(load: Load, *options: str) -> Sample:
-    """Run `tests.benchmarks.load` to its end."""
-    with start_generator(load, *options) as process:
+def generate(load: Load, *options: str, generator: str = "load") -> Sample:
+    """Run that module of `tests.benchmarks` to its end."""
+    with start_generator(load, *options, generator=generator) as process:
         out, _ = process.communicate()
     if process.returncode:
         raise SystemExit("the load generator failed")
     return Sample(**decode_trusted(out))
 
 
-def start_generator(load: Load, *options: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "tests.benchmarks.load", *options, encode(asdict(load)).decode()]
+def start_generator(load: Load, *options: str, generator: str = "load") -> subprocess.Popen[bytes]:
+    module = f"tests.benchmarks.{generator}"
+    argv = [sys.executable, "-m", module, *options, encode(asdict(load)).decode()]
     return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)
 
 

@@ -39,6 +39,7 @@ RATIOS = (
     Ratio("accept-8x16", "redis-8x16", "per_second", "none"),
     Ratio("accept-8x16", "simplebroker-8", "per_second", "at least 10"),
     Ratio("deliver", "accept-1", "p50_us", "at most 1.5"),
+    Ratio("peer-roundtrip", "accept-1", "p50_us", "none"),
     Ratio("mcp-1", "mcp-empty", "p50_us", "at most 1.5"),
     Ratio("mcp-1", "accept-1", "p50_us", "none"),
 )

@@ -20,6 +20,7 @@ def test_every_workload_measures_something() -> None:
     with workloads(print, searched_messages=1000) as found:
         samples = {workload.name: workload.measure(0.15) for workload in found}
     expected = {"floor-1", "accept-1", "accept-8x16", "deliver", "mcp-1", "redis-1"}
+    expected.add("peer-roundtrip")
     assert expected | {"search-100k-sqlite"} <= samples.keys()
     for name, sample in samples.items():
         assert sample.per_second > 0, name

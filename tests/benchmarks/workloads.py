@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.figures import Sample
-from tests.benchmarks.generator import generate
+from tests.benchmarks.generator import generate, load_of
 from tests.benchmarks.load import CHANNEL, Load
 from tests.benchmarks.references import (
     Floor,
@@ -74,6 +74,7 @@ def workloads(
             Workload("floor-1", floor_1.measure),
             *_accept("accept", "bus", bus.runtime.socket, lambda: _lag_s(bus)),
             Workload("deliver", lambda seconds: _deliver(bus, seconds)),
+            Workload("peer-roundtrip", lambda seconds: _peer_roundtrip(bus, seconds)),
             Workload("mcp-1", adapter.measure),
             Workload("mcp-empty", empty.measure),
             Workload("floor-64", floor_64.measure),
@@ -112,6 +113,11 @@ def _lag_s(bus: ThrowAwayBus) -> float:
 
 def _deliver(bus: ThrowAwayBus, seconds: float) -> Sample:
     return _generate("bus", bus.runtime.socket, 1, 1, seconds, "--deliver")
+
+
+def _peer_roundtrip(bus: ThrowAwayBus, seconds: float) -> Sample:
+    load = load_of(bus.runtime.socket, seconds=seconds)
+    return generate(load, generator="peer_load")
 
 
 def _simplebroker(directory: Path, say: Callable[[str], None]) -> list[Workload]:

@@ -317,7 +317,8 @@ def greet(client: Client, harness_pid: int) -> None:
 def test_a_resumed_conversation_is_woken_before_its_first_call_while_it_has_an_adapter(
     bus: InProcessBus,
 ) -> None:
-    bus.attach("Sam", "sam-1").close()
+    with bus.attach("Sam", "sam-1") as sam:
+        sam.request("detach")  # answered when it has left; the end of a connection is seen later
     asked = {"conversation": "sam-1", "only_new": True, "harness_pids": [4711]}
     with Client.connect(bus.paths.socket, PATIENCE_S) as adapter:
         greet(adapter, 4711)

@@ -100,7 +100,7 @@ def test_what_waits_is_what_a_claim_would_give(bus: Bus, reader: DirectoryReader
     def waiting(peer: Peer) -> tuple[int, bool]:
         found = reader.waiting_work(peer.agent_id, peer.session_id)
         assert isinstance(found, WaitingWork)
-        return found.claimable, found.holds
+        return len(found.claimable), found.holds
 
     assert waiting(bob) == (0, False)
     ann.send("Bob")

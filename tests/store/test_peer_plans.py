@@ -34,6 +34,15 @@ _REPLIES = "deliveries_reply_to (reply_to=?)"
         (reading._RECENT_REPLIES[0], _REPLIES),
         (reading._RECENT_REPLIES[1], _REPLIES),
         (retention._SELECT_GONE, "deliveries_sequence (sequence<?)"),
+        *(
+            (sql, f"({column}=?)")
+            for removals, column in (
+                (retention._OF_MESSAGES, "message_id"),
+                (retention._OF_DELIVERIES, "delivery"),
+            )
+            for removal in removals
+            for sql in (removal._size, removal._delete)
+        ),
     ],
 )
 def test_a_question_about_open_work_does_not_walk_over_what_is_finished(

@@ -22,7 +22,14 @@ from agentbus.errors import (
 from agentbus.ids import Sequence
 from agentbus.limits import KIB
 from agentbus.rules.peer import KEY_REUSED, PEER_NOT_ALLOWED
-from agentbus.store.changes import ChannelMade, Done, MessageAppended, NoRoom, Refused
+from agentbus.store.changes import (
+    ChannelMade,
+    Done,
+    MemoryRevised,
+    MessageAppended,
+    NoRoom,
+    Refused,
+)
 from agentbus.store.peer import posting, sending
 from tests.store.bus import Bus
 from tests.store.peers import Peer, deliveries, delivery, require_exact_accounting, told
@@ -326,6 +333,22 @@ def test_a_thread_does_not_leak_from_a_message_of_others(bus: Bus, sam: Peer, an
     absent = bus.refused(kim.sending("Ann", kind="response", reply_to="never-was"))
     assert isinstance(error, NotFoundError)
     assert error.message.replace(private, "never-was") == absent.message
+
+
+def test_a_thread_of_direct_messages_does_not_get_into_a_channel(
+    bus: Bus, sam: Peer, ann: Peer
+) -> None:
+    kim = Peer(bus, "Kim")
+    bus.done(kim.speaker.make("notes", "memory"))
+    private = sam.send("Ann", thread_id="private")["message_id"]
+    for peer in (kim, ann):
+        sent = bus.done(peer.speaker.send(reply_to=private)).facts[0]
+        assert isinstance(sent, MessageAppended)
+        assert sent.body.thread is None
+        note = bus.done(peer.speaker.send(channel="notes")).result["message_id"]
+        edited = bus.done(peer.speaker.edit(note, reply_to=private)).facts[0]
+        assert isinstance(edited, MemoryRevised)
+        assert edited.body.thread is None
 
 
 def test_a_message_of_a_channel_can_be_answered_privately(bus: Bus, sam: Peer, ann: Peer) -> None:

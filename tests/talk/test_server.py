@@ -16,7 +16,7 @@ from agentbus.talk import server as talk_server
 from agentbus.talk.handler import Answered, Delegation, NotAnswered
 from agentbus.talk.schema import CAPABILITIES, REQUEST_BYTES
 from tests.talk.raw_http import SECRET, HttpAnswer, head_of, post, post_chunked, question, send_raw
-from tests.talk.served import RunningServer, ScriptedHandler, running_server
+from tests.talk.served import RunningServer, ScriptedHandler, echo, running_server
 
 
 def test_question_is_answered_in_the_envelope_of_version_1(server: RunningServer) -> None:
@@ -337,6 +337,23 @@ def test_who_cannot_be_asked_for_is_not_let_in(server: RunningServer) -> None:
 @pytest.mark.parametrize(("depth", "status"), [(0, 200), (2, 200), (3, 429), (2**53, 429)])
 def test_depth_at_the_limit(depth: int, status: int, server: RunningServer) -> None:
     assert post(server.port, question(depth=depth)).status == status
+
+
+@pytest.mark.parametrize(("depth", "known", "status"), [(1, 2, 200), (1, 3, 429), (3, 1, 429)])
+def test_depth_is_the_larger_of_the_two(
+    depth: int, known: int, status: int, server: RunningServer
+) -> None:
+    server.callers.depths["reviewer"] = known
+    assert post(server.port, question(depth=depth)).status == status
+
+
+def test_handler_that_knows_repeats_is_asked_each_time(tmp_path: Path) -> None:
+    handler = ScriptedHandler(echo, knows_repeats=True)
+    with running_server(tmp_path, handler) as own_server:
+        repeated = question(ext={"idempotencyKey": "k"})
+        for _ in range(2):
+            assert post(own_server.port, repeated).document["success"]
+    assert [asked.key for asked in handler.asked] == ["k", "k"]
 
 
 # --- malformed text ---

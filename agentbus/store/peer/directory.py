@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from peewee import SQL, fn
 
 from agentbus.encoding import decode_trusted, encode
-from agentbus.ids import AgentId, SessionId
+from agentbus.ids import AgentId, DeliveryId, SessionId
 from agentbus.limits import HUMAN_PREFIX, TALK_PREFIX
 from agentbus.store.reader import Reader
 from agentbus.store.schema import IS_OPEN, IS_UNANSWERED, PLACE, Agent, Delivery, Session, text
@@ -53,7 +53,12 @@ _AT_WORK = text(
 )
 _OPEN_OF_AGENT = text(
     Delivery.select(
-        Delivery.state, Delivery.holder, Delivery.recipient_session, Delivery.sender_session
+        Delivery.state,
+        Delivery.holder,
+        Delivery.recipient_session,
+        Delivery.sender_session,
+        Delivery.id,
+        Delivery.changed_at_us,
     ).where((Delivery.recipient_agent == PLACE) & IS_OPEN)
 )
 _IN_INBOXES = text(
@@ -94,9 +99,13 @@ class AgentCard:
 
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
-    """What `wait` would give a session: something new, or what it holds already."""
+    """What `wait` would give a session: something new, or what it holds already.
 
-    claimable: int
+    `claimable`: deliveries, each with when it last changed, so that one which comes again is told
+    from one which was there before.
+    """
+
+    claimable: frozenset[tuple[DeliveryId, int]]
     holds: bool
 
 
@@ -131,13 +140,16 @@ class DirectoryReader(Reader):
         rows = self._all(_OPEN_OF_AGENT, agent_id)
         claimed = [row for row in rows if row[0] != "queued"]
         if any(holder == session_id for _, holder, *_ in claimed):
-            return WaitingWork(0, holds=("leased", session_id) in {row[:2] for row in claimed})
-        busy = any(recipient is None for _, _, recipient, _ in claimed)
-        claimable = sum(
-            state == "queued"
+            return WaitingWork(
+                frozenset(), holds=("leased", session_id) in {row[:2] for row in claimed}
+            )
+        busy = any(recipient is None for _, _, recipient, *_ in claimed)
+        claimable = frozenset(
+            (delivery_id, changed_at_us)
+            for state, _, recipient, sender, delivery_id, changed_at_us in rows
+            if state == "queued"
             and sender != session_id
             and (recipient == session_id or (recipient is None and not busy))
-            for state, _, recipient, sender in rows
         )
         return WaitingWork(claimable, holds=False)
 

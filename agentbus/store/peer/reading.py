@@ -332,6 +332,8 @@ class PeerReader(DirectoryReader):
             scope, deadline_us = held[0] if held else ("", None)
             begun = self._all(_CONSULTATION, session_id, scope)
         left_us = consultation_left_us(begun[0][0] if begun else now_us, deadline_us, now_us)
+        if left_us == 0 and not held:  # the time of one's own account begins anew
+            left_us = consultation_left_us(now_us, None, now_us)
         return left_us / 1_000_000
 
     # --- rows ---

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from peewee import SQL
-
 from agentbus.envelope import Recipient
 from agentbus.errors import ValidationError
 from agentbus.identity import SenderBinding
@@ -28,16 +26,8 @@ from agentbus.store.peer.posting import Letter, Posting, post, prepare
 from agentbus.store.peer.recipients import agent_name, require_allowed, resolve
 from agentbus.store.peer.replies import answered_row, record_reply
 from agentbus.store.receipts import Admission
-from agentbus.store.schema import PLACE, Channel, Message, text
+from agentbus.store.sending import thread_of
 from agentbus.store.work import Work
-
-_SELECT_OPEN_THREAD = text(
-    Message.select(Message.thread)
-    .join(Channel, on=(Channel.id == Message.channel))
-    .where((Message.message_id == PLACE) & (Channel.kind != SQL("'inbox'")))
-    .order_by(Message.revision.desc())
-    .limit(SQL("1"))
-)
 
 
 def send_peer(work: Work, change: PeerMutation, operation: PeerSend, admission: Admission) -> Done:
@@ -182,8 +172,7 @@ def _thread(
     for row in rows:
         if agent_id in (row.sender_agent, row.recipient_agent):
             return row.thread
-    found = work.execute(_SELECT_OPEN_THREAD, (reply_to,)).fetchone()
-    return found[0] if found is not None else None
+    return thread_of(work, reply_to)
 
 
 def _depth(operation: PeerSend, held: DeliveryRow | None) -> int:
