@@ -67,9 +67,10 @@ class Question:
         caller: str = "reviewer",
         depth: int = 0,
         key: str | None = None,
+        within_s: float = 50.0,
     ) -> None:
         self._reply: TalkReply | TalkError | None = None
-        self._asked = (client(bus, caller), to, prompt, depth, key)
+        self._asked = (client(bus, caller, within_s), to, prompt, depth, key)
         self._thread = threading.Thread(target=self._ask)
         self._thread.start()
 
@@ -171,35 +172,28 @@ def test_work_that_is_held_makes_what_its_holder_asks_deeper(
         assert first.text() == "Fine."
 
 
-def test_repeat_gets_the_first_answer_also_from_another_server_and_daemon() -> None:
-    with ThrowAwayBus(talk_peers="*") as own_bus:
-        with Serving(own_bus, "worker", peer=True), PeerSession(own_bus.attach("worker")) as agent:
-            question, repeat = Question(own_bus, key="k"), Question(own_bus, key="k")
-            agent.reply(agent.claim()["delivery_id"], "Once.")
-            assert (question.text(), repeat.text()) == ("Once.", "Once.")
-            assert Question(own_bus, "Another?", key="k").error().code == "invalid_request"
-            other = Question(own_bus, key="k", caller="somebody")
-            agent.reply(agent.claim()["delivery_id"], "Twice.")
-            assert other.text() == "Twice."
-        own_bus.stop()
-        own_bus.start()
-        with Serving(own_bus, "worker", peer=True):  # and the agent is not even there
-            assert Question(own_bus, key="k").text() == "Once."
-
-
-def test_daemon_killed_while_the_agent_works_loses_no_question() -> None:
-    with ThrowAwayBus(talk_peers="*") as own_bus, Serving(own_bus, "worker", peer=True):
-        agent = PeerSession(own_bus.attach("worker", conversation="c"))
-        question = Question(own_bus)
-        delivery = agent.claim()
-        own_bus.kill()
-        try:
+@pytest.mark.timeout(180)  # two starts of a daemon
+def test_question_outlives_daemon_and_server_and_its_repeat_gets_the_first_answer() -> None:
+    with ThrowAwayBus(talk_peers="*", talk_timeout_seconds=180) as own_bus:
+        with Serving(own_bus, "worker", peer=True):
+            agent = PeerSession(own_bus.attach("worker", conversation="c"))
+            question = Question(own_bus, key="k", within_s=170.0)
+            repeat = Question(own_bus, key="k", within_s=170.0)
+            delivery = agent.claim()
+            own_bus.kill()
             eventually(lambda: own_bus.state() == "ready", what="a daemon that the server started")
             token = agent.token
             with PeerSession(own_bus.attach("worker", conversation="c")) as agent:
                 agent.token = token
-                agent.reply(delivery["delivery_id"], "After all.")
-                assert question.text() == "After all."
+                agent.reply(delivery["delivery_id"], "Once.")
+                assert (question.text(), repeat.text()) == ("Once.", "Once.")
+                assert Question(own_bus, "Another?", key="k").error().code == "invalid_request"
+                other = Question(own_bus, key="k", caller="somebody")
+                agent.reply(agent.claim()["delivery_id"], "Twice.")
+                assert other.text() == "Twice."
+        try:
+            with Serving(own_bus, "worker", peer=True):  # and the agent is not even there
+                assert Question(own_bus, key="k").text() == "Once."
         finally:
             stop_daemon(own_bus.runtime)
 
@@ -221,6 +215,18 @@ def test_agent_that_is_silent_is_a_timeout_and_its_late_answer_can_be_read(
         agent.reply(delivery["delivery_id"], "Sorry.")
         assert result_of(hasty_bus, message_id) == (0, "Sorry.\n")
         assert Question(hasty_bus, key="k").text() == "Sorry."
+
+
+def test_caller_that_goes_away_leaves_its_question_to_be_answered(
+    bus: ThrowAwayBus, worker: Serving, agent: PeerSession
+) -> None:
+    assert Question(bus, within_s=1.0).error().message == "worker gave no answer within 1 s"
+    delivery = agent.claim()
+    agent.reply(delivery["delivery_id"], "Too late?")
+    message_id = delivery["envelope"]["id"]
+    eventually(lambda: "answered; orphaned, its caller has gone" in worker.log())
+    assert f"is request {message_id}" in worker.log()
+    assert result_of(bus, message_id) == (0, "Too late?\n")
 
 
 @pytest.mark.parametrize("action", ["reject", "cancel"])
