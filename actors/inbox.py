@@ -20,6 +20,7 @@ from actors.inbox_messages import (
     AskCancelled,
     AskDue,
     ClaimSettled,
+    CountsDue,
     DeliveryArrived,
     DeliveryAsked,
     InboxLoaded,
@@ -56,6 +57,10 @@ from agentbus.store.peer.changes import (
 
 Watcher = Address[PeerWaiting | RequestAdvanced]
 Collector = Address[RequestAdvanced]
+
+COUNTS_PAUSE_S = 0.05
+"""Between two rounds of telling sessions what waits for them. A burst would else cost each of them
+a frame for each delivery, and pile up before an adapter that does not read."""
 
 UNTRIED = -1
 _LATE = ("overdue", "unanswered")
@@ -107,7 +112,9 @@ class InboxActor(PooledActor[InboxMessage]):
        session gets it, and until then it is counted for the session and its lease runs.
     3. What a fact says is known before the claims that it may help are made; a fact that comes
        while a claim is under way makes the wait try once more. So no delivery is overlooked.
-    4. Upkeep that the ledger refuses, as while the bus recovers, is judged and tried again.
+    4. Of what waits a session hears at once, and of a burst at most once in `COUNTS_PAUSE_S`; the
+       last word is always how it is.
+    5. Upkeep that the ledger refuses, as while the bus recovers, is judged and tried again.
     """
 
     def __init__(self, agent_id: AgentId, neighbours: InboxNeighbours) -> None:
@@ -122,6 +129,7 @@ class InboxActor(PooledActor[InboxMessage]):
         self._collects: dict[MessageId, set[Collector]] = {}
         self._version = 0  # of what is known; grows with each fact
         self._late_version = 0  # when a reply was last found late
+        self._counts_held_back = False  # until `CountsDue`
         self._loaded = False
         self._heard: dict[DeliveryId, DeliveryView] = {}  # by facts, until it has loaded
         self._clocks: DeliveryClocks
@@ -198,6 +206,8 @@ class InboxActor(PooledActor[InboxMessage]):
                 self._loaded_as(deliveries)
             case LoadDue():
                 self._load()
+            case CountsDue():
+                self._counts_held_back = False
             case _:
                 assert_never(message)
         self._serve()
@@ -343,13 +353,16 @@ class InboxActor(PooledActor[InboxMessage]):
         return ask
 
     def _tell_counts(self) -> None:
-        if not self._loaded:
+        if not self._loaded or self._counts_held_back:
             return
         for session_id, session in self._sessions.items():
             count = self._queue.waiting(session_id)
             if count != session.told:
                 session.told = count
                 session.watcher.tell(PeerWaiting(session_id, count))
+                self._counts_held_back = True
+        if self._counts_held_back:
+            self._neighbours.timer.deliver_after(COUNTS_PAUSE_S, self.address, CountsDue())
 
 
 class InboxDirectory:

@@ -143,6 +143,11 @@ class LoadDue:
 
 
 @dataclass(frozen=True, slots=True)
+class CountsDue:
+    """Sessions may be told again what waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseDue:
     """A lease was not renewed in time, if it is still this one."""
 
@@ -190,6 +195,7 @@ InboxMessage: TypeAlias = (
     | DeliveryChanged
     | InboxLoaded
     | LoadDue
+    | CountsDue
     | LeaseDue
     | WindowDue
     | ReplyDue

@@ -153,6 +153,3 @@ TALK_PREFIX = "talk:"
 
 INBOX_PREFIX = "@"
 """Of the channel that holds what is sent to an agent: `@` and its name."""
-
-RESERVED_PREFIXES = (HUMAN_PREFIX, TALK_PREFIX, INBOX_PREFIX)
-"""No agent's name begins so."""

@@ -72,7 +72,8 @@ class Setting:
                 )
             case "labels":
                 return (
-                    f"a list of at most {self.maximum} texts of 1 to {LABEL_CHARACTERS} characters"
+                    f"a list of at most {self.maximum} texts of 1 to {LABEL_CHARACTERS} "
+                    "characters, none of them a control character"
                 )
 
 
@@ -297,6 +298,8 @@ def _check_labels(row: Setting, value: Json, base: Path) -> tuple[str, ...]:
     for label in labels:
         if not 1 <= len(label) <= LABEL_CHARACTERS:
             raise RefusedError(f", where one text has {len(label)} characters")
+        if any(unicodedata.category(character) == "Cc" for character in label):
+            raise RefusedError(f", where {shown(label)} holds control characters")
     return labels
 
 

@@ -22,13 +22,9 @@ from agentbus.harnesses import Call, Evidence, Harness, harness_of
 from agentbus.harnesses.generic import SPARE_SECONDS
 from agentbus.identity import IdentitySource, SessionIdentity
 from agentbus.ids import new_id
-from agentbus.limits import (
-    NAME_BYTES,
-    PEER_CAPABILITIES,
-    PEER_ID_CHARACTERS,
-    RESERVED_PREFIXES,
-)
+from agentbus.limits import NAME_BYTES, PEER_CAPABILITIES, PEER_ID_CHARACTERS
 from agentbus.protocol.fields import Text, check_name
+from agentbus.rules.names import RESERVED_PREFIXES, reserved_prefix
 
 _CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
 
@@ -139,7 +135,7 @@ def agent_name(given: str | None, folder: Path) -> str:
     """`--agent`, else the folder's name as far as it can be one."""
     if given is not None:
         name = checked_name(given, "--agent")
-        if name.startswith(RESERVED_PREFIXES):
+        if reserved_prefix(name) is not None:
             raise ValidationError(
                 f"--agent must not begin with {' or '.join(RESERVED_PREFIXES)}, which mark people, "
                 "callers over talk and inboxes; choose another name"
@@ -147,9 +143,8 @@ def agent_name(given: str | None, folder: Path) -> str:
         return name
     name = unicodedata.normalize("NFC", folder.name.encode(errors="replace").decode())
     name = "".join(character for character in name if character.isprintable())
-    while name.startswith(RESERVED_PREFIXES):
-        for prefix in RESERVED_PREFIXES:
-            name = name.removeprefix(prefix)
+    while (prefix := reserved_prefix(name)) is not None:
+        name = unicodedata.normalize("NFKC", name).partition(prefix[-1])[2]
     return name.encode()[:NAME_BYTES].decode(errors="ignore").strip() or _NO_NAME
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment
 from agentbus.ids import DeliveryId, LeaseToken, MessageId
+from agentbus.limits import OPERATION_ID_BYTES
 from agentbus.protocol.fields import describe
 from agentbus.protocol.peer import PeerOperation, parse_peer
 from agentbus.protocol.session import Fields
@@ -65,12 +66,18 @@ def parse_peer_request(params: Any) -> PeerRequest:
     known = frozenset({"attachment", "op", "args", "token", "number", "operation_id"})
     read = Fields("peer", params, known)
     token = read.optional_text("token")
+    operation_id = read.optional_text("operation_id")
+    if operation_id is not None and len(operation_id.encode()) > OPERATION_ID_BYTES:
+        raise ValidationError(
+            f"peer: operation_id must be at most {OPERATION_ID_BYTES} bytes, this has "
+            f"{len(operation_id.encode())}"
+        )
     return PeerRequest(
         read.attachment(),
         parse_peer(params.get("op"), params.get("args")),
         LeaseToken(token) if token is not None else None,
         read.integer("number", 0, 0),
-        read.optional_text("operation_id"),
+        operation_id,
     )
 
 

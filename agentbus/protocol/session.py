@@ -20,12 +20,11 @@ from agentbus.encoding import check_text, raw
 from agentbus.errors import ValidationError
 from agentbus.identity import Attachment, IdentitySource, SessionIdentity
 from agentbus.ids import Generation, MessageId, Sequence, SessionId
-from agentbus.limits import (
-    PEER_CAPABILITIES,
-    PEER_ID_CHARACTERS,
-    RESERVED_PREFIXES,
-)
-from agentbus.protocol.fields import check_name, describe
+from agentbus.limits import PEER_CAPABILITIES, PEER_ID_CHARACTERS
+from agentbus.protocol.fields import Text, check_name, describe
+from agentbus.rules.names import reserved_prefix
+
+_CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
 
 IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process")
 
@@ -464,21 +463,21 @@ def parse_attach(params: Any) -> Attach:
 
 def _agent_name(name: str) -> str:
     """Names that only the daemon gives are nobody's to take."""
-    for prefix in RESERVED_PREFIXES:
-        if name.startswith(prefix):
-            raise ValidationError(
-                f"attach: agent must not begin with {prefix!r}, which marks a person, a "
-                "caller over talk or an inbox; choose another name"
-            )
+    prefix = reserved_prefix(name)
+    if prefix is not None:
+        raise ValidationError(
+            f"attach: agent must not begin with {prefix!r}, which marks a person, a caller "
+            "over talk or an inbox; choose another name"
+        )
     return name
 
 
 def _capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
-    wanted = f"1 to {PEER_ID_CHARACTERS} characters"
     for label in given:
-        if not 0 < len(label) <= PEER_ID_CHARACTERS:
-            raise ValidationError(f"attach: a capability must have {wanted}, not {len(label)}")
-        check_text(label, "attach: a capability")
+        try:
+            _CAPABILITY(label)
+        except ValidationError as error:
+            raise ValidationError(f"attach: a capability {error.message}") from None
     labels = tuple(sorted(set(given)))
     if len(labels) > PEER_CAPABILITIES:
         raise ValidationError(

@@ -7,14 +7,30 @@ only what people and agents read. Pure; runs on the ledger's thread.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Set
 from itertools import count
+
+from agentbus.limits import HUMAN_PREFIX, INBOX_PREFIX, TALK_PREFIX
+
+RESERVED_PREFIXES = (HUMAN_PREFIX, TALK_PREFIX, INBOX_PREFIX)
+"""They mark people, callers over talk and inboxes; no agent's name begins like one."""
 
 ROLE_CHARACTERS = 40
 REPOSITORY_CHARACTERS = 40
 DEFAULT_ROLE = "child"
 
 _PATH_SEPARATORS = re.compile(r"[/\\]+")
+
+
+def reserved_prefix(agent: str) -> str | None:
+    """The reserved prefix with which a name begins for whoever reads it.
+
+    Case, width, spaces and what is invisible make no other name to a reader: `Human: Pat` is one.
+    """
+    read = unicodedata.normalize("NFKC", agent).casefold()
+    read = "".join(one for one in read if one.isprintable() and not one.isspace())
+    return next((prefix for prefix in RESERVED_PREFIXES if read.startswith(prefix)), None)
 
 
 def main_name(agent: str, in_use: Set[str], *wanted: str | None) -> str:

@@ -14,6 +14,7 @@ from peewee import SQL
 
 from agentbus.failpoints import reach
 from agentbus.ids import ChannelId, Sequence, SessionId
+from agentbus.rules.capacity import goal_bytes
 from agentbus.rules.retention import age_cut, capacity_cut, over_since_us
 from agentbus.store.accounting import row_bytes_sql
 from agentbus.store.changes import (
@@ -115,14 +116,23 @@ def _messages_by_age(work: Work, max_rows: int) -> Done:
 def _messages_by_capacity(work: Work, max_rows: int, free_bytes: int) -> Done:
     """The oldest of the whole bus, whoever has not read them.
 
-    When there is none left, what is kept of direct messages that are gone.
+    Where SQLite is what is full, before them what is kept of direct messages that are gone: a
+    hundred deliveries take far more room than their message, and live messages would pay for them.
     """
     rows = _oldest(work, max_rows)
-    if not rows:
-        removed_rows = remove_deliveries(work, _NO_MESSAGE, max_rows)
-        return Done(PruneResult(removed_rows, removed_rows >= max_rows))
+    if not rows or _is_above_goal(work):
+        oldest = rows[0][0] if rows else _NO_MESSAGE
+        removed_rows = remove_deliveries(work, oldest, max_rows)
+        if removed_rows or not rows:
+            return Done(PruneResult(removed_rows, removed_rows >= max_rows))
     gone = rows[: capacity_cut((row[3] for row in rows), free_bytes)]
     return Done(PruneResult(len(gone), len(gone) == max_rows), _remove(work, gone, "capacity"))
+
+
+def _is_above_goal(work: Work) -> bool:
+    config = work.config
+    goal = goal_bytes(config.sqlite_budget_bytes, config.cleanup_free_percent, needed_bytes=0)
+    return work.counters.logical_bytes > goal
 
 
 def _deliveries(work: Work, max_rows: int) -> Done:

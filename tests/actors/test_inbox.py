@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actors.inbox import COUNTS_PAUSE_S
 from actors.inbox_messages import AskCancelled, DeliveryArrived, PeerWaiting
 from agentbus.errors import StaleAttachmentError, UnavailableError
 from agentbus.store.peer.changes import Claimed
@@ -13,6 +14,11 @@ from tests.store.peers import Peer
 
 LEASE_S = 30
 LONG_MS = 600_000
+
+
+def counts(watcher: Probe) -> list[int]:
+    """How much waited each time that the watcher was told of it."""
+    return [one.count for one in watcher.received() if isinstance(one, PeerWaiting)]
 
 
 # --- waits ---
@@ -198,9 +204,8 @@ def test_a_session_is_told_how_much_waits_for_it(post: PostOffice, sam: Peer, ki
     with Probe() as mine, Probe() as others:
 
         def told(watcher: Probe) -> int:
-            post.settle()
-            counts = [one.count for one in watcher.received() if isinstance(one, PeerWaiting)]
-            return counts[-1]
+            post.pass_time(COUNTS_PAUSE_S)
+            return counts(watcher)[-1]
 
         post.open(kim, mine)
         post.open(other, others)
@@ -214,6 +219,22 @@ def test_a_session_is_told_how_much_waits_for_it(post: PostOffice, sam: Peer, ki
         assert (told(mine), told(others)) == (2, 1)
         kim.do("human", held)
         assert (told(mine), told(others)) == (0, 1), "a person has to decide first"
+
+
+def test_of_a_burst_a_session_hears_the_beginning_and_the_end(
+    post: PostOffice, sam: Peer, kim: Peer
+) -> None:
+    with Probe() as watcher:
+        post.open(kim, watcher)
+        post.pass_time(COUNTS_PAUSE_S)
+        for _ in range(20):
+            sam.send("Kim")
+        post.settle()
+        assert counts(watcher) == [0, 1]
+        post.pass_time(COUNTS_PAUSE_S)
+        assert counts(watcher) == [0, 1, 20]
+        post.pass_time(10 * COUNTS_PAUSE_S)
+        assert counts(watcher) == [0, 1, 20], "nothing new is nothing to tell"
 
 
 def test_who_waits_elsewhere_hears_of_arrivals_and_of_freed_recipients(

@@ -94,7 +94,7 @@ def test_every_command_needs_a_daemon(stopped_bus: ThrowAwayBus) -> None:
         assert "no daemon is running" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["human:root", "human:", "@Sam"])
+@pytest.mark.parametrize("name", ["human:root", "human:", "Human\uff1aroot", "@Sam"])
 def test_nobody_attaches_under_the_name_of_a_person_or_an_inbox(
     shared_bus: ThrowAwayBus, name: str
 ) -> None:

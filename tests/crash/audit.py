@@ -14,9 +14,10 @@ from agentbus.encoding import decode_trusted
 from agentbus.errors import NotFoundError
 from agentbus.store import accounting
 from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.crash import journal
 from tests.crash.clients import CHANNELS
 from tests.crash.history import COMMON_WORD, mark_of
-from tests.crash.judge import Removed, Stored, Truth
+from tests.crash.truth import Removed, Stored, Truth
 from tests.eventually import eventually
 
 PAGE = 200
@@ -37,11 +38,15 @@ def read(database: Path, truth: Truth) -> None:
     """Add what the database of a bus that has ended says, and what is wrong inside it."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         names = dict(connection.execute("SELECT id, name FROM channels"))
+        inboxes = {
+            name for (name,) in connection.execute("SELECT name FROM channels WHERE kind = 'inbox'")
+        }
         for row in connection.execute(
             "SELECT sequence, message_id, channel, revision, position, memory, tombstoned_at_us, "
             "envelope FROM messages ORDER BY sequence"
         ):
-            truth.rows.append(
+            rows = truth.direct if names[row[2]] in inboxes else truth.rows
+            rows.append(
                 Stored(
                     sequence=row[0],
                     message_id=row[1],
@@ -59,7 +64,10 @@ def read(database: Path, truth: Truth) -> None:
                 "SELECT channel, from_sequence, to_sequence, cause FROM removed_ranges"
             )
         ]
-        truth.complaints += _complaints(connection, truth.rows)
+        truth.journal += journal.read(connection)
+        truth.sessions |= dict(connection.execute("SELECT id, conversation FROM sessions"))
+        truth.agents |= dict(connection.execute("SELECT id, name FROM agents"))
+        truth.complaints += _complaints(connection, truth.rows + truth.direct)
 
 
 def _complaints(connection: sqlite3.Connection, rows: list[Stored]) -> list[str]:

@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO, Any, ClassVar
 
 from agentbus.errors import BusError
 from agentbus.ids import new_id
@@ -21,8 +22,8 @@ from agentbus.launch import ensure_daemon
 from agentbus.transport.client import NoAnswerError
 from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import BusSession, ThrowAwayBus
+from tests.crash.attempts import Attempt
 from tests.crash.history import (
-    Attempt,
     Gap,
     Handed,
     History,
@@ -32,6 +33,8 @@ from tests.crash.history import (
     content_of,
     mark_of,
 )
+from tests.crash.peer_history import Claim
+from tests.crash.peering import Gone, Peering, Refused
 
 ORDINARY = ("general", "work")
 MEMORIES = "notes"
@@ -47,15 +50,20 @@ REPEATS = 20
 PADDING_MAX = 4000
 
 
-class Gone(Exception):
-    """The adapter, or the connection, is not there any more."""
-
-
 class Client(threading.Thread):
     """One client. `memories` are ids that all clients know; appending to a list is safe."""
 
+    RENEWS: ClassVar[bool]
+    """Whether it keeps a lease by itself."""
+
     def __init__(
-        self, name: str, seed: str, bus: ThrowAwayBus, history: History, memories: list[str]
+        self,
+        name: str,
+        agent: str,
+        seed: str,
+        bus: ThrowAwayBus,
+        history: History,
+        memories: list[str],
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.random = random.Random(seed)
@@ -67,6 +75,11 @@ class Client(threading.Thread):
         """It changes nothing any more."""
         self.may_finish = threading.Event()
         self.failure: BaseException | None = None
+        self.incarnation = 0
+        self.peering = Peering(
+            name, agent, self.random, history, self.ending, self, renews=self.RENEWS
+        )
+        self._agent = agent
         self._marks = 0
 
     def run(self) -> None:
@@ -74,6 +87,7 @@ class Client(threading.Thread):
             while not self.ending.is_set():
                 self.step()
                 self.ending.wait(self.random.uniform(0.0, 0.1))
+            self.peering.settle()
             self.quiet.set()
             self.may_finish.wait()
             self.finish()
@@ -95,6 +109,19 @@ class Client(threading.Thread):
         """One call of it; never raises."""
         raise NotImplementedError
 
+    def peer(self, op: str, args: dict[str, Any], held: Claim | None, key: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def drain_peer(self) -> None:
+        """Take all directed work that there is, and that others let go of."""
+        deadline_s = time.monotonic() + DRAIN_WITHIN_S
+        empty = 0
+        while empty < 2:
+            empty = 0 if self.peering.drain() else empty + 1
+            if time.monotonic() > deadline_s:
+                self.history.stuck.append(f"{self.name} still gets directed work after the end")
+                break
+
     def mutate(
         self, kind: Kind, channel: str, memory_id: str | None = None, attempts: int = REPEATS
     ) -> Operation:
@@ -111,14 +138,10 @@ class Client(threading.Thread):
     def repeat(self, operation: Operation, attempts: int = REPEATS) -> None:
         for _ in range(attempts):
             attempt = self.attempt(operation)
-            if attempt.outcome == "ok" or not self._may_be_repeated(attempt):
+            if attempt.outcome == "ok" or not attempt.may_be_repeated:
                 break
             if self.ending.wait(0.05):
                 break
-
-    @staticmethod
-    def _may_be_repeated(attempt: Attempt) -> bool:
-        return attempt.outcome == "unknown" or attempt.said.startswith("retryable")
 
     def arguments(self, operation: Operation) -> dict[str, Any]:
         padding = len(operation.mark) ** 9 % PADDING_MAX if operation.mark.endswith("7") else 0
@@ -131,12 +154,7 @@ class Client(threading.Thread):
 
     def answered(self, operation: Operation, attempt: Attempt, answer: dict[str, Any]) -> None:
         operation.answers.append({"message_id": operation.memory_id, **answer})
-        attempt.outcome, attempt.said = "ok", "repeat" if answer["duplicate"] else "first"
-
-    def refused(self, attempt: Attempt, error: dict[str, Any]) -> None:
-        attempt.outcome = "unknown" if error["code"] == "unknown" else "fail"
-        word = "retryable" if error["retryable"] else "final"
-        attempt.said = f"{word} {error['code']}: {error['message']}"
+        attempt.accepted(answer)
 
     def mutate_somehow(self) -> None:
         """Some of those that are not answered are left open for ever."""
@@ -150,16 +168,26 @@ class Client(threading.Thread):
 
 
 class SocketClient(Client):
-    """A program that speaks to the daemon itself and starts it when there is none."""
+    """A program that speaks to the daemon itself and starts it when there is none.
+
+    It renews a lease only now and then, so it also loses work that it goes on with.
+    """
+
+    RENEWS = False
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._session: BusSession | None = None
+        self._peer_calls = 0
 
     def step(self) -> None:
-        self.mutate_somehow()
+        if self.random.random() < 0.6:
+            self.peering.step()
+        else:
+            self.mutate_somehow()
 
     def finish(self) -> None:
+        self.drain_peer()
         self.drop()
 
     def attempt(self, operation: Operation) -> Attempt:
@@ -170,7 +198,7 @@ class SocketClient(Client):
             session = self._attached()
         except BusError as error:
             self.drop()
-            self.refused(attempt, error.as_data())  # nothing was sent
+            attempt.refused(error.as_data())  # nothing was sent
         else:
             try:
                 answer = session.call(tool, **self.arguments(operation))
@@ -179,7 +207,7 @@ class SocketClient(Client):
                 attempt.said = error.message
                 self.drop()
             except BusError as error:
-                self.refused(attempt, error.as_data())
+                attempt.refused(error.as_data())
                 if error.code == "stale_attachment":
                     self.drop()
         attempt.ended_s = self.history.now_s()
@@ -190,8 +218,36 @@ class SocketClient(Client):
             ensure_daemon(
                 self.bus.runtime, self.bus.config_path, deadline_s=10.0, env=self.bus.environment
             ).close()
-            self._session = self.bus.attach(self.name, conversation=self.name)
+            self._session = self.bus.attach(self._agent, conversation=self.name)
+            self.incarnation += 1
         return self._session
+
+    def peer(self, op: str, args: dict[str, Any], held: Claim | None, key: str) -> dict[str, Any]:
+        began_s = self.history.now_s()
+        try:
+            session = self._attached()
+        except BusError as error:
+            self.drop()
+            raise Refused(error.as_data()) from error  # nothing was sent
+        self._peer_calls += 1
+        params: dict[str, Any] = {"op": op, "args": args, "number": self._peer_calls}
+        if held is not None and held.token is not None:
+            params["token"] = held.token
+        if op in ("ack", "human"):
+            params["operation_id"] = key
+        try:
+            if held is not None and self.random.random() < 0.3:
+                session.notify("renew", leases=[[held.delivery_id, held.token]])
+            answer: dict[str, Any] = session.request("peer", **params)
+        except NoAnswerError as error:
+            self.drop()
+            raise Gone(error.message) from error
+        except BusError as error:
+            if error.code == "stale_attachment":
+                self.drop()
+            raise Refused(error.as_data()) from error
+        self.peering.saw(op, answer, began_s)
+        return answer
 
     def drop(self) -> None:
         if self._session is not None:
@@ -199,25 +255,37 @@ class SocketClient(Client):
             self._session = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call without an answer. `op`: of the tool `peer`."""
+
+    tool: str
+    op: str
+    at_s: float
+
+
 class AdapterClient(Client):
     """An agent: its tool calls go through `agentbus mcp`, a process that may die at any time."""
+
+    RENEWS = True
 
     def __init__(
         self,
         name: str,
+        agent: str,
         seed: str,
         bus: ThrowAwayBus,
         history: History,
         memories: list[str],
         log: IO[bytes],
     ) -> None:
-        super().__init__(name, seed, bus, history, memories)
+        super().__init__(name, agent, seed, bus, history, memories)
         self.next_failpoint = ""
         """Armed in the next adapter that is started."""
         self.process: subprocess.Popen[bytes] | None = None
         self._log = log
         self._adapter: AdapterProcess | None = None
-        self._asked: dict[Any, str] = {}
+        self._asked: dict[Any, _Asked] = {}
         self._results = 0
         self._subscriptions: dict[str, Subscribed] = {}
         self._subscribed = 0
@@ -230,13 +298,19 @@ class AdapterClient(Client):
             self._subscribe(channel, "oldest")
 
     def step(self) -> None:
+        if self.random.random() < 0.5:
+            if self.random.random() < 0.05:
+                self._cancelled_call("peer", op="wait", args={"timeout": 1})
+            else:
+                self.peering.step()
+            return
         action = self.random.random()
         if action < 0.5:
             self.receive(self.random.choice((0, 0, 0.3)), self.random.choice((None, 1, 5)))
         elif action < 0.9:
             self.mutate_somehow()
         elif action < 0.94:
-            self._cancelled_receive()
+            self._cancelled_call("receive", wait_seconds=1)
         elif action < 0.97:
             self._look_around()
         else:
@@ -244,6 +318,7 @@ class AdapterClient(Client):
 
     def finish(self) -> None:
         """Take what waits until there is nothing, which also confirms what came last."""
+        self.drain_peer()
         deadline_s = time.monotonic() + DRAIN_WITHIN_S
         empty = 0
         while empty < 2:
@@ -269,11 +344,17 @@ class AdapterClient(Client):
             attempt.said = str(gone)
         else:
             if "error" in result:
-                self.refused(attempt, result["error"])
+                attempt.refused(result["error"])
             else:
                 self.answered(operation, attempt, result)
         attempt.ended_s = self.history.now_s()
         return attempt
+
+    def peer(self, op: str, args: dict[str, Any], held: Claim | None, key: str) -> dict[str, Any]:
+        result = self._call("peer", op=op, args=args)
+        if "error" in result:
+            raise Refused(result["error"])
+        return result
 
     def receive(self, wait_s: float, count: int | None) -> dict[str, Any] | None:
         """The result, None when there was none."""
@@ -286,10 +367,10 @@ class AdapterClient(Client):
             return None
         return None if "error" in result else result
 
-    def _cancelled_receive(self) -> None:
+    def _cancelled_call(self, tool: str, **arguments: Any) -> None:
         """What comes although it was cancelled comes before the answer to the next call."""
         with suppress(Gone):
-            request = self._ask("receive", {"wait_seconds": 1})
+            request = self._ask(tool, arguments)
             self.ending.wait(self.random.uniform(0.0, 0.05))
             with self._adapter_gone():
                 assert self._adapter is not None
@@ -350,8 +431,10 @@ class AdapterClient(Client):
         if asked is None:
             return None
         result: dict[str, Any] = message["result"]["structuredContent"]
-        if "error" not in result and asked == "receive":
+        if "error" not in result and asked.tool == "receive":
             self._took(result)
+        elif "error" not in result and asked.tool == "peer":
+            self.peering.saw(asked.op, result, asked.at_s)
         return result
 
     def _ask(self, tool: str, arguments: dict[str, Any]) -> Any:
@@ -360,7 +443,7 @@ class AdapterClient(Client):
                 self._start()
             assert self._adapter is not None
             request = self._adapter.call(tool, **arguments)
-        self._asked[request] = tool
+        self._asked[request] = _Asked(tool, arguments.get("op", ""), self.history.now_s())
         return request
 
     def _start(self) -> None:
@@ -371,11 +454,12 @@ class AdapterClient(Client):
         self._adapter = AdapterProcess(
             environment,
             self.bus.config_path,
-            agent=self.name,
+            agent=self._agent,
             session=self.name,
             stderr=self._log,
         )
         self.process = self._adapter.process
+        self.incarnation += 1
         self._adapter.initialize(within_s=ANSWER_WITHIN_S)
 
     def _adapter_gone(self) -> _AdapterGone:
@@ -383,7 +467,8 @@ class AdapterClient(Client):
 
     def _lost(self, error: BaseException) -> None:
         if isinstance(error, TimeoutError):
-            asked = ", ".join(self._asked.values()) or "initialize"
+            asked = ", ".join(f"{one.tool} {one.op}".strip() for one in self._asked.values())
+            asked = asked or "initialize"
             self.history.stuck.append(
                 f"{self.name} had no answer to {asked} by {self.history.now_s():.3f}"
             )

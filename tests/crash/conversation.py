@@ -13,8 +13,10 @@ from agentbus.errors import BusError
 from agentbus.ids import new_id
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.crash import audit
-from tests.crash.history import Attempt, Handed, History, Operation, Subscribed, mark_of
-from tests.crash.judge import Truth, Verdict, judge
+from tests.crash.attempts import Attempt
+from tests.crash.history import Handed, History, Operation, Subscribed, mark_of
+from tests.crash.judge import judge
+from tests.crash.truth import Truth, Verdict
 
 T = TypeVar("T")
 

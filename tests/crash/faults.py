@@ -68,6 +68,14 @@ def pause_adapter(world: World, rng: random.Random) -> Done:
     return _pause(adapter.name, _pid(adapter.process))
 
 
+def outlast_lease(world: World, rng: random.Random) -> Done:
+    """An adapter stands still, with work in its hands if any has some; see schedule.py for how
+    long."""
+    at_work = [adapter for adapter in world.adapters if adapter.peering.is_at_work]
+    adapter = rng.choice(at_work or world.adapters)
+    return _pause(adapter.name, _pid(adapter.process))
+
+
 def full_disk(world: World, rng: random.Random) -> Done:
     if not world.fill_disk():
         return Done("full disk: not possible without a file system of its own")
@@ -136,6 +144,7 @@ FAULTS: Final[dict[str, Callable[[World, random.Random], Done]]] = {
         pause_daemon,
         pause_redis,
         pause_adapter,
+        outlast_lease,
         full_disk,
         clock,
         cut,

@@ -10,7 +10,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Outcome = Literal["ok", "fail", "unknown"]
+from tests.crash.attempts import Attempt, Outcome, outcome_of
+from tests.crash.peer_history import PeerHistory
+
 Kind = Literal["send", "edit", "delete"]
 
 COMMON_WORD = "conversation"
@@ -23,16 +25,6 @@ def content_of(mark: str, padding: int = 0) -> str:
 
 def mark_of(content: str) -> str:
     return content.partition(" ")[0]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One call. `fail`: the bus said that nothing was done; `unknown`: nobody knows."""
-
-    began_s: float
-    ended_s: float | None = None
-    outcome: Outcome = "unknown"
-    said: str = "not answered"
 
 
 @dataclass(slots=True)
@@ -50,11 +42,7 @@ class Operation:
 
     @property
     def outcome(self) -> Outcome:
-        """Accepted once is accepted; otherwise one unknown attempt makes all of it unknown."""
-        outcomes = {attempt.outcome for attempt in self.attempts}
-        if "ok" in outcomes:
-            return "ok"
-        return "unknown" if "unknown" in outcomes else "fail"
+        return outcome_of(self.attempts)
 
     @property
     def message_id(self) -> str | None:
@@ -131,6 +119,7 @@ class History:
     handed: list[Handed] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    peer: PeerHistory = field(default_factory=PeerHistory)
     stuck: list[str] = field(default_factory=list)
     """What did not end in time although nothing was wrong with it any more."""
     began_s: float = field(default_factory=time.monotonic)
@@ -160,6 +149,7 @@ class History:
                 again = ", redelivered" if one.redelivered else ""
                 line = f"{one.client} got {one.mark} ({one.sequence}) in result {one.result}{again}"
                 lines.append((one.at_s, line))
+        lines += self.peer.about(subject)
         times = [at_s for at_s, _ in lines]
         for fault in self.faults:
             ended_s = fault.ended_s if fault.ended_s is not None else fault.began_s

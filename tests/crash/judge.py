@@ -6,95 +6,14 @@ have happened or not. See docs/testing.md for what each count means.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from tests.crash.history import Handed, History, Operation, Subscribed
+from tests.crash.peer_judge import judge_peer
+from tests.crash.truth import Stored, Truth, Verdict
 
 END = 2**63
-
-ALLOWED = ("ok", "recovered", "never_happened", "failed", "removed", "marked")
-FORBIDDEN = (
-    "lost",
-    "doubled",
-    "unexpected",
-    "out_of_order",
-    "skipped",
-    "memory",
-    "disagreement",
-    "stuck",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One row of the database: a message, or one revision of a memory."""
-
-    sequence: int
-    message_id: str
-    channel: str
-    mark: str
-    revision: int = 1
-    position: int = 0
-    """The sequence of the creation; 0: its own."""
-    memory: bool = False
-    live: bool = True
-
-    @property
-    def at(self) -> int:
-        return self.position or self.sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A range that the database says was removed."""
-
-    channel: str
-    first: int
-    last: int
-    cause: str
-
-
-@dataclass(slots=True)
-class Truth:
-    """What the bus holds at the end, by each way to look at it. None: nobody looked that way."""
-
-    rows: list[Stored]
-    removed: list[Removed] = field(default_factory=list)
-    may_remove: bool = False
-    """Whether anything was old enough for its removal, by the clocks that the bus was shown."""
-    streams: dict[str, list[str]] | None = None
-    history: dict[str, list[str]] | None = None
-    found: list[str] | None = None
-    complaints: list[str] = field(default_factory=list)
-    """What a check of the database itself found: integrity, counters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    kind: str
-    subject: str
-    text: str
-
-
-@dataclass(slots=True)
-class Verdict:
-    """All findings, and how many ids there were of each harmless class."""
-
-    findings: list[Finding] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, kind: str, subject: str, text: str) -> None:
-        self.findings.append(Finding(kind, subject, text))
-        self.counts[kind] += 1
-
-    @property
-    def clean(self) -> bool:
-        return not self.findings
-
-    def summary(self) -> str:
-        return " ".join(f"{name}={self.counts[name]}" for name in (*ALLOWED, *FORBIDDEN))
 
 
 def judge(history: History, truth: Truth) -> Verdict:
@@ -106,6 +25,7 @@ def judge(history: History, truth: Truth) -> Verdict:
         _delivered(history, truth, subscription, verdict)
     _memories(history, truth, verdict)
     _agreement(truth, verdict)
+    judge_peer(history.peer, truth, verdict)
     for text in history.stuck:
         verdict.add("stuck", "", text)
     return verdict

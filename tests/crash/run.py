@@ -12,8 +12,9 @@ from agentbus.errors import BusError
 from tests.crash import audit
 from tests.crash.faults import FAULTS
 from tests.crash.history import History
-from tests.crash.judge import Truth, Verdict, judge
+from tests.crash.judge import judge
 from tests.crash.schedule import carry_out, plan
+from tests.crash.truth import Truth, Verdict
 from tests.crash.world import World
 from tests.eventually import eventually
 

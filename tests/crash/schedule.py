@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.crash.faults import FAULTS
+from tests.crash.faults import FAULTS, outlast_lease
 from tests.crash.history import Fault
+from tests.crash.peering import LEASE_S
 from tests.crash.world import World
 
 PAUSE_MEAN_S = 1.5
@@ -41,7 +42,10 @@ def plan(seed: str, seconds: float, kinds: Sequence[str] = tuple(FAULTS)) -> lis
     at_s = rng.uniform(0.5, 1.5)
     while at_s < seconds - QUIET_AT_THE_END_S:
         lasts_s = min(rng.choice((0.3, 1.0, LASTS_MAX_S)) * rng.uniform(0.5, 1.0), seconds - at_s)
-        planned.append(Planned(at_s, rng.choice(list(kinds)), lasts_s, f"{seed} {len(planned)}"))
+        kind = rng.choice(list(kinds))
+        if kind == outlast_lease.__name__:
+            lasts_s += LEASE_S  # also where that is beyond the end
+        planned.append(Planned(at_s, kind, lasts_s, f"{seed} {len(planned)}"))
         if rng.random() < BURST:
             at_s += rng.uniform(0.0, 0.2)
         else:

@@ -24,8 +24,10 @@ from agentbus.launch import ensure_daemon
 from agentbus.transport.client import Client as DaemonClient
 from agentbus.transport.singleton import DaemonLock, holder_pid
 from tests.bus_fixture import ThrowAwayBus
+from tests.crash import journal
 from tests.crash.clients import CHANNELS, MEMORIES, AdapterClient, Client, SocketClient
 from tests.crash.history import History
+from tests.crash.peering import AGENTS, LEASE_S, Person
 from tests.eventually import eventually
 from tests.exhaustion import CAN_MOUNT, mount, unmount
 
@@ -42,6 +44,7 @@ FIXED: Final[dict[str, Any]] = {
     "send_kib_per_second": 65_536,
     "message_retention_hours": 1,
     "cleanup_interval_seconds": 5,
+    "peer_lease_seconds": LEASE_S,
 }
 
 
@@ -69,13 +72,29 @@ class World:
         self.memories: list[str] = []
         self._background: list[threading.Thread] = []
         self.adapters = [
-            AdapterClient(name, f"{seed} {name}", self.bus, self.history, self.memories, self._log)
-            for name in (f"adapter{number}" for number in range(adapters))
+            AdapterClient(
+                name,
+                AGENTS[number % len(AGENTS)],
+                f"{seed} {name}",
+                self.bus,
+                self.history,
+                self.memories,
+                self._log,
+            )
+            for number, name in enumerate(f"adapter{number}" for number in range(adapters))
         ]
         self.sockets = [
-            SocketClient(name, f"{seed} {name}", self.bus, self.history, self.memories)
-            for name in (f"socket{number}" for number in range(sockets))
+            SocketClient(
+                name,
+                AGENTS[number % len(AGENTS)],
+                f"{seed} {name}",
+                self.bus,
+                self.history,
+                self.memories,
+            )
+            for number, name in enumerate(f"socket{number}" for number in range(sockets))
         ]
+        self.person = Person(seed, self.bus, self.history)
 
     @property
     def clients(self) -> list[Client]:
@@ -89,6 +108,7 @@ class World:
                 self.mounted = True
         self.start_daemon()
         with contextlib.closing(self.bus.attach("setup")) as setup:
+            journal.keep(self.bus.data_directory / "agentbus.sqlite3")
             for channel in CHANNELS:
                 kind = "memory" if channel == MEMORIES else "ordinary"
                 setup.call("create_channel", name=channel, kind=kind)
@@ -102,12 +122,14 @@ class World:
         """Let the clients go."""
         for client in self.clients:
             client.start()
+        self.person.start()
 
     def finish(self) -> None:
         """Have a healthy bus, let the clients take what waits, and wait for their end."""
         for thread in self._background:
             thread.join()
         self._have_sound_daemon()
+        self.person.ending.set()
         for client in self.clients:
             client.ending.set()
         for client in self.clients:
@@ -115,11 +137,16 @@ class World:
         for client in self.clients:
             client.may_finish.set()
         for client in self.clients:
-            client.join(ENDS_WITHIN_S)
-            if client.is_alive():
-                self.history.stuck.append(f"{client.name} does not end")
-            if client.failure is not None:
-                self.history.stuck.append(f"{client.name} failed: {client.failure!r}")
+            self._has_ended(client)
+        self.person.over.set()
+        self._has_ended(self.person)
+
+    def _has_ended(self, who: Client | Person) -> None:
+        who.join(ENDS_WITHIN_S)
+        if who.is_alive():
+            self.history.stuck.append(f"{who.name} does not end")
+        if who.failure is not None:
+            self.history.stuck.append(f"{who.name} failed: {who.failure!r}")
 
     def _have_sound_daemon(self) -> None:
         """A ready one without failpoints; one that was armed may come up late."""

@@ -211,7 +211,8 @@ _PEER_NOTES = {
     "delivery which you hold is the reply to it, and finishes it unless `ack` is false.",
     "wait": "The wait may be shortened to what the client's own time limit allows; the result then "
     "has `timeout`. The same session is given its own delivery again until that is finished. A "
-    "late reply is told in `notices`, once per session.",
+    "late reply is told in `notices`, once per session. An answer that was shown before and is not "
+    "finished comes again with its text, and has `already_presented`.",
     "collect": "Answers that were shown before have `already_presented` and no text. The wait may "
     "be shortened like that of `wait`. A `partial` collect may be repeated. Texts that did not fit "
     "are null and come with the next collect.",

@@ -137,6 +137,12 @@ def test_capabilities_are_as_many_as_they_may_be(bus: InProcessBus) -> None:
         attach(bus, "Kim", capabilities=[*most, "one more"])
 
 
+@pytest.mark.parametrize("label", ["", "x" * 81, "sql\x1b[31m", "s\x9bql", "a\rb"])
+def test_a_capability_is_a_short_printable_text(bus: InProcessBus, label: str) -> None:
+    with pytest.raises(ValidationError, match="a capability must"):
+        attach(bus, "Kim", capabilities=[label])
+
+
 def test_a_description_outlives_its_session_and_can_be_cleared(bus: InProcessBus) -> None:
     sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
     kim.peer("describe", description="Knows the parser.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.inbox import COUNTS_PAUSE_S
 from agentbus.errors import (
     BusError,
     ConflictError,
@@ -233,6 +234,7 @@ def test_a_session_is_told_what_waits_for_it(bus: InProcessBus) -> None:
     sam.ask("Kim", body="one")
 
     def told() -> int:
+        bus.clock.advance(seconds=COUNTS_PAUSE_S)
         return int(kim.session.wait_for("peer_waiting")["count"])
 
     eventually(lambda: told() == 1)

@@ -9,7 +9,7 @@ import pytest
 
 from agentbus.encoding import decode_frame, encode
 from agentbus.errors import ValidationError
-from agentbus.limits import PEER_BODY_CHARACTERS
+from agentbus.limits import OPERATION_ID_BYTES, PEER_BODY_CHARACTERS
 from agentbus.protocol.peer import (
     PEER_OPERATIONS,
     PeerDescribe,
@@ -378,6 +378,8 @@ def test_a_request_carries_operation_token_number_and_operation_id() -> None:
         {"number": -1},
         {"number": True},
         {"operation_id": ""},
+        {"operation_id": "x" * (OPERATION_ID_BYTES + 1)},
+        {"operation_id": "é" * (OPERATION_ID_BYTES // 2 + 1)},
         {"more": 1},
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentbus.rules.names import child_name, main_name, repository_hint
+from agentbus.rules.names import child_name, main_name, repository_hint, reserved_prefix
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,32 @@ def test_twins_are_told_apart_and_old_names_kept() -> None:
 )
 def test_a_repository_is_hinted_by_its_last_part(repository: str | None, hint: str) -> None:
     assert repository_hint(repository) == hint
+
+
+@pytest.mark.parametrize(
+    ("agent", "prefix"),
+    [
+        ("human:pat", "human:"),
+        ("human:", "human:"),
+        ("Human:pat", "human:"),
+        ("  human : pat", "human:"),
+        ("hu\u200bman:pat", "human:"),
+        ("\u202ehuman:pat", "human:"),
+        ("human\uff1apat", "human:"),
+        ("\uff28uman:pat", "human:"),
+        ("talk:Sam", "talk:"),
+        ("TALK: Sam", "talk:"),
+        ("@Sam", "@"),
+        ("\u2060@Sam", "@"),
+        ("\uff20Sam", "@"),
+        ("human", None),
+        ("humane", None),
+        ("Sam human:", None),
+        ("Sam@home", None),
+        ("", None),
+    ],
+)
+def test_a_name_that_reads_like_a_persons_or_an_inboxs_is_known(
+    agent: str, prefix: str | None
+) -> None:
+    assert reserved_prefix(agent) == prefix

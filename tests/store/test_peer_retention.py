@@ -181,3 +181,29 @@ def test_a_full_bus_without_messages_gives_up_deliveries(bus: Bus, ann: Peer, bo
     assert second.result.removed_rows == 1
     assert deliveries(bus) == []
     assert bob.wait().delivery is None
+
+
+@pytest.mark.parametrize(
+    ("bodies", "removed"),
+    [(14, ["deliveries", "messages"]), (10, ["messages", "messages"])],
+    ids=["SQLite is full", "Redis is full"],
+)
+def test_what_is_left_of_gone_messages_makes_room_before_live_ones(
+    tmp_path: Path, bodies: int, removed: list[str]
+) -> None:
+    bus = Bus(tmp_path, sqlite_budget_mib=1)
+    ann, bob = Peer(bus, "Ann"), Peer(bus, "Bob")
+    ann.send("Bob")
+    bob.do("ack", bob.claim()["delivery_id"])
+    bus.clock.advance(hours=bus.config.message_retention_hours)
+    bus.done(PruneSlice("messages_by_age", 500))
+    for _ in range(bodies):
+        ann.send("Bob", body="x" * 60_000)
+    for what in removed:
+        live = len(deliveries(bus))
+        done = bus.done(PruneSlice("messages_by_capacity", 500, free_bytes=1))
+        assert done.result.removed_rows == 1
+        assert any(isinstance(fact, MessagesRemoved) for fact in done.facts) == (what == "messages")
+        assert len(deliveries(bus)) == live - (what == "deliveries")
+    require_exact_accounting(bus)
+    bus.close()

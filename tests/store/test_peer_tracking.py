@@ -10,12 +10,20 @@ import pytest
 from agentbus.errors import StaleAttachmentError
 from agentbus.store.changes import Done
 from agentbus.store.peer.changes import (
+    AbandonLease,
     ListOpenDeliveries,
     MarkReplyLate,
     MarkShown,
 )
 from tests.store.bus import Bus
-from tests.store.peers import Peer, deliveries, delivery, require_exact_accounting, told
+from tests.store.peers import (
+    Peer,
+    deliveries,
+    delivery,
+    require_exact_accounting,
+    token_of,
+    told,
+)
 
 
 @pytest.fixture
@@ -112,8 +120,14 @@ def test_a_response_that_is_held_is_not_finished_by_being_shown(
     ann.ask("Bob")
     bob.do("reply", bob.claim()["delivery_id"])
     held = ann.claim()
+    assert "already_presented" not in ann.claim()
     bus.done(MarkShown(ann.speaker.attachment, (held["envelope"]["id"],)))
     assert delivery(bus, held["delivery_id"]).state == "leased"
+    again = ann.claim()
+    assert again["already_presented"] is True
+    assert again["envelope"]["body"] == held["envelope"]["body"]
+    bus.done(AbandonLease(*token_of(bus, held["delivery_id"])))
+    assert ann.claim()["already_presented"] is True
     ann.do("ack", held["delivery_id"])
 
 

@@ -1,7 +1,7 @@
 """What one conversation has of peer messaging between its calls.
 
-Owns: its lease, how much waits for it, what it has been shown and the daemon not told of yet, whom
-`*` stood for under which idempotency key. Never: talks to the model. Used in the thread of the
+Owns: its lease, how much waits for it, what it has been shown lately, which the daemon is told of,
+whom `*` stood for under which idempotency key. Never: talks to the model. Used in the thread of the
 event loop only.
 """
 
@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from agentbus.adapter.peer.leases import Leases, Notify
+
+T = TypeVar("T")
 
 EXPANSIONS_KEPT: Final = 64
 """Sends to everybody whose recipients are remembered, so that a repeat is the same send although
 somebody new has come meanwhile."""
+
+SHOWN_KEPT: Final = 256
+"""Responses, and as many notices, that the daemon is told of again after the next attachment: one
+that was killed may not have written down what it was told last."""
 
 
 class PeerState:
@@ -25,8 +31,8 @@ class PeerState:
         self._notify = notify
         self._last_number = 0
         self._waited_before = 0  # the attachment; nobody is woken for it again
-        self._responses: set[str] = set()
-        self._notices: set[tuple[str, str]] = set()
+        self._responses = _Shown[str]()
+        self._notices = _Shown[tuple[str, str]]()
         self.leases = Leases(notify)
         self.waiting = 0
         """Deliveries that this session could claim or holds, as the daemon said last."""
@@ -37,6 +43,8 @@ class PeerState:
         self._waited_before = self.waiting
         self.waiting = 0
         self.leases.renew()
+        self._responses.forget_told()
+        self._notices.forget_told()
         self._tell_shown()
 
     def forget(self) -> None:
@@ -66,17 +74,42 @@ class PeerState:
 
     def shown(self, responses: Iterable[str], notices: Iterable[tuple[str, str]]) -> None:
         """A result with these was handed off; the daemon hears of it now, or once attached."""
-        self._responses.update(responses)
-        self._notices.update(notices)
+        self._responses.add(responses)
+        self._notices.add(notices)
         self._tell_shown()
 
     def _tell_shown(self) -> None:
-        if not self._responses and not self._notices:
+        responses, notices = self._responses.untold, self._notices.untold
+        if not responses and not notices:
             return
-        params = {
-            "responses": sorted(self._responses),
-            "notices": [list(notice) for notice in sorted(self._notices)],
-        }
+        params = {"responses": responses, "notices": [list(notice) for notice in notices]}
         if self._notify("peer_shown", params):
-            self._responses.clear()
-            self._notices.clear()
+            self._responses.told()
+            self._notices.told()
+
+
+class _Shown(Generic[T]):
+    """What was shown, the oldest first, and whether this attachment has told the daemon of it."""
+
+    def __init__(self) -> None:
+        self._is_told: dict[T, bool] = {}
+
+    @property
+    def untold(self) -> list[T]:
+        return [one for one, is_told in self._is_told.items() if not is_told]
+
+    def add(self, shown: Iterable[T]) -> None:
+        for one in shown:
+            self._is_told.setdefault(one, False)
+
+    def told(self) -> None:
+        """The daemon has been told of all of them. The newest are kept to tell it again."""
+        newest = list(self._is_told)[-SHOWN_KEPT:]
+        self._is_told = dict.fromkeys(newest, True)
+
+    def forget_told(self) -> None:
+        """It may not know of them any more."""
+        self._is_told = dict.fromkeys(self._is_told, False)
+
+    def clear(self) -> None:
+        self._is_told.clear()

@@ -54,7 +54,7 @@ def claim_delivery(work: Work, change: ClaimDelivery) -> Done:
         return Done(Claimed(None, None, notices, blocked), tuple(facts))
     row = _lease(work, change, row)
     facts.append(DeliveryChanged(deliveries.view(row)))
-    return Done(Claimed(_shown(work, row), change.token, notices), tuple(facts))
+    return Done(Claimed(_shown(work, row, session_id), change.token, notices), tuple(facts))
 
 
 def _choose(
@@ -111,7 +111,9 @@ def _lease(work: Work, change: ClaimDelivery, row: DeliveryRow) -> DeliveryRow:
     )
 
 
-def _shown(work: Work, row: DeliveryRow) -> dict[str, Any]:
+def _shown(work: Work, row: DeliveryRow, session_id: SessionId) -> dict[str, Any]:
+    """What is given again from the session's own hands keeps its text, as it is not finished; a
+    response that the session was shown before, by whatever operation, says so."""
     envelope, sent_at_us = work.execute(_SELECT_MESSAGE, (row.sequence,)).fetchone()
     intervention = (
         load_intervention(work, row.intervention) if row.intervention is not None else None
@@ -124,4 +126,6 @@ def _shown(work: Work, row: DeliveryRow) -> dict[str, Any]:
             "correlation_id": row.reply_to,
             "matches_sent_request": asked is not None,
         }
+        if _was_presented(work, session_id, row):
+            data["already_presented"] = True
     return data
