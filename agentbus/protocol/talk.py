@@ -128,7 +128,7 @@ def parse_talk_ask(params: Any) -> TalkAsk:
     prompt = read.any_text("prompt")
     if len(prompt) > PEER_BODY_CHARACTERS:
         raise TooLargeError(
-            f"the prompt has {len(prompt)} characters, a request to an agent at most "
+            f"talk_ask: the prompt has {len(prompt)} characters, a request to an agent at most "
             f"{PEER_BODY_CHARACTERS}; shorten it, or name a file"
         )
     return TalkAsk(
@@ -146,7 +146,8 @@ def _sender(caller: str) -> str:
     try:
         return check_name(TALK_PREFIX + caller)
     except ValidationError as error:
-        raise ValidationError(f"{TALK_PREFIX} and the caller's name {error.message}") from None
+        text = f"talk_ask: {TALK_PREFIX!r} and the caller's name {error.message}"
+        raise ValidationError(text) from None
 
 
 def parse_talk_result(params: Any) -> TalkResult:
