@@ -7,7 +7,7 @@ nothing there. Wall times of rows are read once, when an inbox loads. Belongs to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from actors.base import Address
@@ -15,6 +15,8 @@ from actors.inbox_messages import InboxMessage, LeaseDue, ReplyDue, Upkeep, Wind
 from actors.timer import Timer, TimerHandle
 from agentbus.clock import Clock
 from agentbus.ids import AgentId, DeliveryId, LeaseToken
+from agentbus.protocol.peer_frames import LateState
+from agentbus.rules.peer import is_reached
 from agentbus.store.peer.changes import (
     AbandonLease,
     CloseWindow,
@@ -22,6 +24,7 @@ from agentbus.store.peer.changes import (
     ExtendLease,
     MarkReplyLate,
 )
+from agentbus.store.peer.reading import Attached
 
 RETRY_S = 2.0
 """Between two attempts of a change that the ledger could not take, as while the bus recovers."""
@@ -72,6 +75,7 @@ class DeliveryClocks:
         owner: Address[InboxMessage],
         timer: Timer,
         clock: Clock,
+        attached: Callable[[], Attached],
         *,
         lease_s: float,
         window_s: float,
@@ -80,6 +84,7 @@ class DeliveryClocks:
         self._owner = owner
         self._timer = timer
         self._clock = clock
+        self._attached = attached
         self._lease_s = lease_s
         self._window_s = window_s
         self._times: dict[DeliveryId, _Times] = {}
@@ -204,13 +209,17 @@ class DeliveryClocks:
             case ReplyDue(delivery_id):
                 if not view.awaits_reply or view.sender_agent != self._agent_id:
                     return None
-                awaiting = view.reply_state == "awaiting"
-                change = MarkReplyLate(delivery_id, "overdue" if awaiting else "unanswered")
+                state: LateState = "overdue" if view.reply_state == "awaiting" else "unanswered"
+                change = MarkReplyLate(delivery_id, state, self._is_reached(view))
                 deadline = times.reply
         if self._clock.monotonic_s() < deadline.at_s:
             self._arm(deadline, due)
             return None
         return change
+
+    def _is_reached(self, view: DeliveryView) -> bool:
+        sessions = self._attached().get(view.recipient_agent, frozenset())
+        return is_reached(sessions, view.recipient_session, view.sender_session)
 
     def refused(self, change: Upkeep) -> None:
         """It is judged anew after a pause: what was renewed by then is not given up."""

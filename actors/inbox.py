@@ -54,6 +54,7 @@ from agentbus.store.peer.changes import (
     DeliveryView,
     ListOpenDeliveries,
 )
+from agentbus.store.peer.reading import Attached
 
 Watcher = Address[PeerWaiting | RequestAdvanced]
 Collector = Address[RequestAdvanced]
@@ -68,12 +69,13 @@ _LATE = ("overdue", "unanswered")
 
 @dataclass(frozen=True, slots=True)
 class InboxNeighbours:
-    """Whom an inbox tells, and how long its leases and windows are."""
+    """Whom an inbox tells, who is attached, and how long its leases and windows are."""
 
     ledger: Address[LedgerMessage]
     waits: Address[DeliveryArrived]
     timer: Timer
     clock: Clock
+    attached: Callable[[], Attached]
     lease_s: float
     window_s: float
 
@@ -151,6 +153,7 @@ class InboxActor(PooledActor[InboxMessage]):
             self.address,
             neighbours.timer,
             neighbours.clock,
+            neighbours.attached,
             lease_s=neighbours.lease_s,
             window_s=neighbours.window_s,
         )
@@ -184,7 +187,7 @@ class InboxActor(PooledActor[InboxMessage]):
             case LeasesRenewed(_, leases):
                 for delivery_id, token in leases:
                     change = self._clocks.renew(delivery_id, token)
-                    if change is not None:  # refused: the next renewal brings it again
+                    if change is not None:  # refused: a later renewal brings it again
                         self._neighbours.ledger.tell(
                             Submit(change, WhenRefused(lambda error: None))
                         )

@@ -71,7 +71,8 @@ class DeliveryAsked:
 
 @dataclass(frozen=True, slots=True)
 class AskCancelled:
-    """Nobody waits for this answer any more; what it would have claimed stays queued."""
+    """Nobody waits for this answer any more. No claim is made for it from now on; what one that is
+    under way brings is for the next wait of its session."""
 
     attachment: Attachment
     number: int

@@ -192,8 +192,7 @@ class PeerDesk:
             case PeerStatus(message_id):
                 return store.status(agent_id, message_id, attached())
             case PeerRequests(state, limit):
-                found = store.requests(agent_id, state, limit, attached())
-                return {"requests": list(found.requests)}
+                return {"requests": store.requests(agent_id, state, limit, attached())}
             case PeerMemoryContext(delivery_id, message_id):
                 return store.memory_context(agent_id, delivery_id, message_id)
             case _:

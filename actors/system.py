@@ -142,6 +142,7 @@ class System:
                 waits=keeper.address,
                 timer=timer,
                 clock=clock,
+                attached=presences.attached,
                 lease_s=config.peer_lease_seconds,
                 window_s=config.peer_window_seconds,
             ),

@@ -24,7 +24,7 @@ _MARGIN_CHARACTERS = 100
 
 _WHOLE_ESCAPES = re.compile(r'(?:[^\\"]|\\u[0-9a-f]{4}|\\[^u])*')
 
-_BULKY = ("metadata", "references")
+_BULKY = ("metadata", "references", "to")
 """Left out of a message that is still too large without any content."""
 
 

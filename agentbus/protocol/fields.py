@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from agentbus.encoding import check_text, check_value
 from agentbus.envelope import Reference
 from agentbus.errors import ValidationError
-from agentbus.limits import NAME_BYTES, REFERENCES, TAGS
+from agentbus.limits import INBOX_PREFIX, NAME_BYTES, REFERENCES, TAGS
 
 _REFERENCE_KINDS = ("url", "unix_path", "windows_path")
 
@@ -66,6 +66,16 @@ class Name:
 
     def schema(self) -> dict[str, Any]:
         return _described({"type": "string", "minLength": 1}, self.description)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelName(Name):
+    """The name of a channel that is there; that of an inbox is a sign longer than its agent's."""
+
+    def __call__(self, value: Any) -> str:
+        if isinstance(value, str) and value.startswith(INBOX_PREFIX) and value != INBOX_PREFIX:
+            return INBOX_PREFIX + check_name(value.removeprefix(INBOX_PREFIX))
+        return Name.__call__(self, value)
 
 
 @dataclass(frozen=True, slots=True)

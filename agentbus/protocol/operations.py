@@ -24,6 +24,7 @@ from agentbus.limits import (
     SUBJECT_CHARACTERS,
 )
 from agentbus.protocol.fields import (
+    ChannelName,
     Check,
     Choice,
     Flag,
@@ -254,7 +255,7 @@ class History:
 
     NAME: ClassVar[str] = "history"
     FIELDS: ClassVar[dict[str, Check]] = {
-        "channel": Name("Channel to read."),
+        "channel": ChannelName("Channel to read."),
         "before": Integer(1, description="Only sequences below this; newest first page."),
         "after": Integer(0, description="Only sequences above this; oldest first page."),
         "count": Integer(1, description="At most so many messages."),
@@ -296,7 +297,7 @@ class Search:
     NAME: ClassVar[str] = "search"
     FIELDS: ClassVar[dict[str, Check]] = {
         "text": Text('All of these words; "a phrase"; begin*.', max_bytes=SEARCH_TEXT_BYTES),
-        "channel": Name("Only in this channel."),
+        "channel": ChannelName("Only in this channel."),
         "sender": Name("Only of this agent (`sender.agent`)."),
         "since": Moment("Sent then or later."),
         "until": Moment("Sent then or earlier."),

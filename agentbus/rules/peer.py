@@ -6,7 +6,7 @@ other buses know the same refusals by. Pure; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 from agentbus.errors import ConflictError, ForbiddenError, NotFoundError
@@ -170,12 +170,19 @@ def not_unasked(agent: str) -> ForbiddenError:
     )
 
 
+def is_reached(sessions: Set[str], recipient_session: str | None, sender_session: str) -> bool:
+    """Whether somebody who could claim a delivery is among the attached sessions of its agent."""
+    if recipient_session is not None:
+        return recipient_session in sessions
+    return bool(sessions - {sender_session})
+
+
 def why_no_reply(
     delivery_state: str, attempt: int, progressed: bool, reached: bool
 ) -> Literal["undelivered", "unclaimed", "stuck", "silent"] | None:
     """What keeps the reply to a request; None: it is being worked on.
 
-    `reached`: somebody who could claim it is attached. `progressed`: there was a word about it.
+    `reached`: see `is_reached`. `progressed`: there was a word about it.
     """
     if delivery_state == "acked":
         return "silent"

@@ -16,7 +16,7 @@ from agentbus.encoding import decode_strict
 from agentbus.envelope import rfc3339
 from agentbus.errors import ValidationError
 from agentbus.limits import JSON_DEPTH, MIB
-from agentbus.protocol.fields import Check, Integer, Text, describe
+from agentbus.protocol.fields import ChannelName, Check, Integer, Text, describe
 from agentbus.protocol.operations import Send
 from agentbus.store.export_kinds import (
     ANY_TEXT,
@@ -27,7 +27,6 @@ from agentbus.store.export_kinds import (
     JSON_OBJECT,
     NUMBER,
     PEER_KIND,
-    ChannelName,
     Kind,
 )
 

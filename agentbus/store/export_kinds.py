@@ -12,8 +12,18 @@ from typing import Any, Final, get_args
 
 from agentbus.envelope import PeerKind
 from agentbus.errors import ValidationError
-from agentbus.limits import INBOX_PREFIX, PEER_CAPABILITIES, PEER_ID_CHARACTERS
-from agentbus.protocol.fields import Check, Choice, Flag, Integer, Name, Text, Texts, describe
+from agentbus.limits import PEER_CAPABILITIES, PEER_ID_CHARACTERS
+from agentbus.protocol.fields import (
+    ChannelName,
+    Check,
+    Choice,
+    Flag,
+    Integer,
+    Name,
+    Text,
+    Texts,
+    describe,
+)
 from agentbus.protocol.people import Decision
 from agentbus.rules.receipts import FINGERPRINT_BYTES
 from agentbus.store.peer.changes import (
@@ -85,18 +95,6 @@ class _Fingerprint:
         if len(found) != FINGERPRINT_BYTES:
             raise ValidationError(f"must be {2 * FINGERPRINT_BYTES} hexadecimal digits")
         return found
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
-
-
-class ChannelName:
-    """The name of a channel; that of an inbox is a sign longer than its agent's."""
-
-    def __call__(self, value: Any) -> str:
-        if isinstance(value, str) and value.startswith(INBOX_PREFIX) and value != INBOX_PREFIX:
-            return INBOX_PREFIX + Name()(value.removeprefix(INBOX_PREFIX))
-        return Name()(value)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string"}

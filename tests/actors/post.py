@@ -28,7 +28,7 @@ from actors.pool import Dispatcher
 from actors.receipt_ledger import ReceiptLedgerActor
 from actors.timer import Timer
 from agentbus.errors import BusError
-from agentbus.ids import AgentId, DeliveryId, MessageId, RecoveryEpoch
+from agentbus.ids import AgentId, DeliveryId, MessageId, RecoveryEpoch, SessionId
 from agentbus.store.changes import Change, Done
 from agentbus.store.ledger import LedgerStore
 from agentbus.store.peer.changes import Claimed, ListOpenDeliveries
@@ -51,6 +51,7 @@ class PostOffice(Bus):
         self._epoch = 0
         self._asks = 0
         self.crashes: list[str] = []
+        self.attached: dict[AgentId, set[SessionId]] = {}
         self.waits = Probe("waits")
         self._projector = Probe("projector")
         self._marks = Probe("marks")
@@ -91,6 +92,7 @@ class PostOffice(Bus):
             waits=self.waits.address,
             timer=self.timer,
             clock=self.clock,
+            attached=lambda: self.attached,
             lease_s=self.config.peer_lease_seconds,
             window_s=self.config.peer_window_seconds,
         )

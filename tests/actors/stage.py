@@ -123,7 +123,7 @@ def inboxes_around(
     """Inboxes of a test that has nothing to do with direct messages."""
     return InboxDirectory(
         dispatcher,
-        lambda: InboxNeighbours(post, post, timer, clock, lease_s=30, window_s=600),
+        lambda: InboxNeighbours(post, post, timer, clock, dict, lease_s=30, window_s=600),
         lambda name, error: None,
     )
 

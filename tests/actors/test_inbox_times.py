@@ -225,6 +225,34 @@ def test_a_late_reply_ends_a_wait_with_its_notice(post: PostOffice, sam: Peer, k
     assert [notice["reply_state"] for notice in nothing(wait).notices] == ["overdue"]
 
 
+@pytest.mark.parametrize(
+    ("to", "there", "cause"),
+    [
+        ("Kim", "nobody", "undelivered"),
+        ("Kim", "kim", "unclaimed"),
+        ("Sam", "sam", "undelivered"),  # who never gets what it sent itself
+        ("Sam", "both", "unclaimed"),
+        ("session", "other", "undelivered"),
+        ("session", "kim", "unclaimed"),
+    ],
+)
+def test_a_notice_says_whether_somebody_was_there_to_take_the_request(
+    post: PostOffice, sam: Peer, kim: Peer, to: str, there: str, cause: str
+) -> None:
+    other = Peer(post, "Kim", "Kim-2")
+    post.attached = {
+        "nobody": {},
+        "sam": {sam.agent_id: {sam.session_id}},
+        "both": {sam.agent_id: {sam.session_id, Peer(post, "Sam", "Sam-2").session_id}},
+        "kim": {kim.agent_id: {kim.session_id}},
+        "other": {kim.agent_id: {other.session_id}},
+    }[there]
+    sam.ask(kim.session_id if to == "session" else to)
+    post.pass_time(REPLY_S)
+    (notice,) = nothing(post.ask(sam)).notices
+    assert notice["cause"] == cause
+
+
 def test_an_answered_request_is_never_late(post: PostOffice, sam: Peer, kim: Peer) -> None:
     sam.ask("Kim", expect_reply_within_seconds=60)
     held = post.claim(kim)["delivery_id"]

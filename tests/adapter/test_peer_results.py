@@ -351,6 +351,23 @@ async def test_a_long_delivery_is_cut_and_says_how_to_read_on(
 
 
 @scenario
+async def test_a_hundred_recipients_do_not_take_the_room_of_the_text(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    work = claimed(body="Look at this")
+    names = [f"an agent with a rather long name {number}" for number in range(100)]
+    work["delivery"]["envelope"]["to"] = [
+        {"agent": name, "agent_id": "01a22d26-bedc-7efd-8d8e-99db55409b57"} for name in names
+    ]
+    daemon.answers["peer"] = [work]
+    told = await adapter.answer("peer", op="wait")
+    assert len(told.text) <= CEILING
+    envelope = told.structured["delivery"]["envelope"]
+    assert envelope["body"] == "Look at this"
+    assert envelope["truncated"]["omitted"] == ["to"]
+
+
+@scenario
 async def test_a_page_that_is_too_large_is_asked_for_again_with_fewer_so_that_its_cursor_holds(
     daemon: ScriptedDaemon, adapter: Adapter
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from agentbus.errors import ConflictError, NotFoundError, ValidationError
 from agentbus.limits import PEER_ACTION_CHARACTERS, PEER_ATTEMPTS
-from agentbus.store.changes import PruneSlice
+from agentbus.store.changes import ChannelMade, PruneSlice
 from agentbus.store.peer.changes import AbandonLease, CloseWindow, Decide
 from tests.store.bus import Bus
 from tests.store.peers import (
@@ -150,6 +150,7 @@ def test_reassigned_work_is_a_new_delivery_with_the_same_dues_and_the_instructio
     before = delivery(bus, paused)
     outcome = bus.done(deciding(bus, paused, "reassign", to="Cid", instructions="read the log"))
     new_id = outcome.result["reassigned_to"]
+    assert [one.channel for one in outcome.facts if isinstance(one, ChannelMade)] == ["@Cid"]
     assert (outcome.result["delivery_id"], outcome.result["state"]) == (paused, "reassigned")
     old, new = delivery(bus, paused), delivery(bus, new_id)
     assert (old.state, old.reply_state) == ("reassigned", None)

@@ -154,6 +154,28 @@ def test_what_was_finished_long_ago_is_kept_as_long_as_what_was_closed(
     assert bus.done(PruneSlice("deliveries", 500)).result.removed_rows == 1
 
 
+def test_a_finished_request_is_kept_until_its_sender_can_be_told_that_nobody_answers(
+    tmp_path: Path,
+) -> None:
+    bus = Bus(tmp_path, message_retention_hours=1)
+    ann, bob = Peer(bus, "Ann"), Peer(bus, "Bob")
+    ann.ask("Bob")
+    bob.do("ack", silent := bob.claim()["delivery_id"])
+    ann.send("Bob")
+    bob.do("ack", bob.claim()["delivery_id"])
+    bus.done(MarkReplyLate(silent, "overdue"))
+    bus.clock.advance(hours=2)
+    bus.done(PruneSlice("messages_by_age", 500))
+    assert bus.done(PruneSlice("deliveries", 1)).result.removed_rows == 1
+    assert [row.id for row in deliveries(bus)] == [silent]
+    bus.done(MarkReplyLate(silent, "unanswered"))
+    (notice,) = ann.wait().notices
+    assert (notice["reply_state"], notice["cause"]) == ("unanswered", "silent")
+    assert bus.done(PruneSlice("deliveries", 1)).result.removed_rows == 1
+    require_exact_accounting(bus)
+    bus.close()
+
+
 def test_all_deliveries_of_a_message_go_in_one_slice_however_small(bus: Bus, ann: Peer) -> None:
     names = [f"agent-{n}" for n in range(5)]
     for name in names:

@@ -21,6 +21,7 @@ from agentbus.ids import (
     SessionId,
 )
 from agentbus.protocol.peer import PeerWriting
+from agentbus.protocol.peer_frames import LateState
 from agentbus.protocol.people import Decision
 from agentbus.rules.peer import key_reused
 from agentbus.store.mutation import Mutation
@@ -139,7 +140,7 @@ class MarkReplyLate:
     """
 
     delivery_id: DeliveryId
-    reply_state: Literal["overdue", "unanswered"]
+    reply_state: LateState
     reached: bool = True
 
 

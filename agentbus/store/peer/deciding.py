@@ -14,11 +14,12 @@ from agentbus.ids import DeliveryId, new_id
 from agentbus.limits import PEER_ACTION_CHARACTERS
 from agentbus.protocol.people import NEED_INSTRUCTIONS
 from agentbus.rules.peer import VERSION_CHANGED, is_issued
-from agentbus.store.changes import Done
+from agentbus.store.changes import Done, Fact
 from agentbus.store.peer import deliveries
 from agentbus.store.peer.changes import Decide, DeliveryChanged
 from agentbus.store.peer.deliveries import DeliveryRow
 from agentbus.store.peer.interventions import InterventionRow, load_intervention, record_decision
+from agentbus.store.peer.posting import open_inbox
 from agentbus.store.peer.recipients import find_recipient
 from agentbus.store.work import Work
 
@@ -64,7 +65,9 @@ def decide(work: Work, change: Decide) -> Done:
             changed = _reassign(work, row, recipient)
         case _:
             assert_never(change.action)
-    facts = tuple(DeliveryChanged(deliveries.view(one)) for one in changed)
+    facts: list[Fact] = [DeliveryChanged(deliveries.view(one)) for one in changed]
+    if recipient is not None:
+        open_inbox(work, recipient.agent, facts)
     answer: dict[str, Any] = {
         "intervention_id": intervention.id,
         "delivery_id": row.id,
@@ -74,7 +77,7 @@ def decide(work: Work, change: Decide) -> Done:
     }
     if recipient is not None:
         answer["reassigned_to"] = changed[-1].id
-    return Done(answer, facts)
+    return Done(answer, tuple(facts))
 
 
 def _instructions(change: Decide) -> str | None:

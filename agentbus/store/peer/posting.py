@@ -1,8 +1,8 @@
 """A direct message as rows: one message, one delivery for each recipient.
 
-Owns the inbox channel that the message goes to (that of its first recipient, made when there is
-none yet) and the start of a request's reply tracking. Who may send what to whom has been decided
-before. Runs on the ledger's thread.
+Owns the inbox channels of the recipients, made when there are none yet (the message goes to that of
+the first one), and the start of a request's reply tracking. Who may send what to whom has been
+decided before. Runs on the ledger's thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Posting:
 
     letter: Letter
     channel: str
-    channel_id: ChannelId | None
     sequence: Sequence
     message_id: MessageId
     body: Body
@@ -66,7 +65,7 @@ def prepare(work: Work, letter: Letter) -> Posting:
         recipients=letter.recipients,
         capability=letter.capability,
     )
-    channel, channel_id = _inbox(work, letter.recipients[0].agent)
+    channel, _ = _inbox(work, letter.recipients[0].agent)
     sequence = Sequence(work.counters.last_sequence + 1)
     envelope = encode_envelope(
         message_id=message_id,
@@ -79,17 +78,14 @@ def prepare(work: Work, letter: Letter) -> Posting:
         body=body,
     )
     check_size(envelope, work.config.max_message_kib)
-    return Posting(letter, channel, channel_id, sequence, message_id, body, envelope)
+    return Posting(letter, channel, sequence, message_id, body, envelope)
 
 
 def post(work: Work, posting: Posting) -> tuple[list[DeliveryRow], list[Fact]]:
     """Write message and deliveries; the rows of these, in the order of the recipients."""
     letter, body = posting.letter, posting.body
     facts: list[Fact] = []
-    channel_id = posting.channel_id
-    if channel_id is None:
-        channel_id = insert_channel(work, posting.channel, "inbox").channel_id
-        facts.append(ChannelMade(channel_id, posting.channel, "inbox"))
+    channel_id, *_ = [open_inbox(work, one.agent, facts) for one in letter.recipients]
     work.insert(
         _INSERT_MESSAGE,
         (
@@ -133,6 +129,16 @@ def post(work: Work, posting: Posting) -> tuple[list[DeliveryRow], list[Fact]]:
     ]
     facts.extend(deliveries.insert(work, row) for row in rows)
     return rows, facts
+
+
+def open_inbox(work: Work, agent: str, facts: list[Fact]) -> ChannelId:
+    """The agent's inbox, made now when it has none: what is sent to it is read there, wherever it
+    is stored."""
+    name, channel_id = _inbox(work, agent)
+    if channel_id is None:
+        channel_id = insert_channel(work, name, "inbox").channel_id
+        facts.append(ChannelMade(channel_id, name, "inbox"))
+    return channel_id
 
 
 def _inbox(work: Work, agent: str) -> tuple[str, ChannelId | None]:

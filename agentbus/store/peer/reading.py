@@ -15,18 +15,19 @@ from peewee import SQL, fn
 
 from agentbus.envelope import rfc3339
 from agentbus.errors import NotFoundError, ValidationError
-from agentbus.ids import AgentId, DeliveryId, MessageId, Sequence, SessionId
+from agentbus.ids import AgentId, MessageId, Sequence, SessionId
 from agentbus.limits import PEER_THREADS, RESULT_BYTES
 from agentbus.protocol.peer import PeerRecent, ReplyFilter
 from agentbus.rules.peer import (
     ambiguous_delivery,
     consultation_left_us,
     is_issued,
+    is_reached,
     no_delivery,
     no_message,
     why_no_reply,
 )
-from agentbus.store.peer.changes import ReplyCause, ReplyState
+from agentbus.store.peer.changes import ReplyCause
 from agentbus.store.peer.collected import Answer, Collected, answer_of, slots_of
 from agentbus.store.peer.deliveries import DeliveryRow
 from agentbus.store.peer.directory import DirectoryReader, among
@@ -77,7 +78,7 @@ _ENVELOPE = text(
     Message.select(Message.envelope, Message.sent_at_us).where(Message.message_id == PLACE)
 )
 _ENVELOPES = text(
-    Message.select(Message.sequence, Message.message_id, Message.envelope, Message.sent_at_us)
+    Message.select(Message.sequence, Message.envelope, Message.sent_at_us)
     .where(Message.sequence.in_(SQL("(SELECT value FROM json_each(?))")))
     .order_by(Message.sequence.desc())
 )
@@ -153,20 +154,10 @@ _OF_THREADS = text(
 
 @dataclass(frozen=True, slots=True)
 class RecentPage:
-    """Messages, newest first. `responses`: those among them that answer this agent."""
+    """Messages, newest first."""
 
     messages: tuple[dict[str, Any], ...]
     next_cursor: str | None
-    responses: tuple[MessageId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestsPage:
-    """Own requests, one row for each recipient, newest first. `notices`: what it tells of late
-    replies, so that no notice has to."""
-
-    requests: tuple[dict[str, Any], ...]
-    notices: tuple[tuple[DeliveryId, ReplyState], ...]
 
 
 class PeerReader(DirectoryReader):
@@ -186,29 +177,23 @@ class PeerReader(DirectoryReader):
 
     def requests(
         self, agent_id: AgentId, state: ReplyFilter | None, limit: int, attached: Attached
-    ) -> RequestsPage:
-        """Those that are not answered, or those of one state."""
+    ) -> list[dict[str, Any]]:
+        """Own requests that are not answered, or those of one state: one row for each recipient,
+        newest first."""
         states = ("awaiting", "overdue", "unanswered") if state is None else (state,)
         with self._snapshot():
             rows = self._rows(_REQUESTS, agent_id, among(states), limit)
             names = self._names(rows)
         cause = cause_with(attached)
-        return RequestsPage(
-            tuple(
-                {
-                    "message_id": row.message_id,
-                    "thread_id": row.thread,
-                    "ts": row.created_at_us // 1000,
-                    **_delivery_data(row, names, cause),
-                }
-                for row in rows
-            ),
-            tuple(
-                (row.id, row.reply_state)
-                for row in rows
-                if row.reply_state in ("overdue", "unanswered")
-            ),
-        )
+        return [
+            {
+                "message_id": row.message_id,
+                "thread_id": row.thread,
+                "ts": row.created_at_us // 1000,
+                **_delivery_data(row, names, cause),
+            }
+            for row in rows
+        ]
 
     def recent(self, agent_id: AgentId, query: PeerRecent) -> RecentPage:
         """What the agent sent and got; as many whole messages as one result holds, at least one."""
@@ -218,18 +203,14 @@ class PeerReader(DirectoryReader):
             sequences = self._recent_sequences(agent_id, query, other, before)
             rows = self._all(_ENVELOPES, among(sequences))
             messages: list[dict[str, Any]] = []
-            responses: list[MessageId] = []
             left_bytes, last = RESULT_BYTES, before
-            for sequence, message_id, envelope, sent_at_us in rows:
+            for sequence, envelope, sent_at_us in rows:
                 left_bytes -= len(envelope)
                 if len(messages) == query.limit or (messages and left_bytes < 0):
-                    return RecentPage(tuple(messages), str(last), tuple(responses))
-                data = envelope_data(envelope, sent_at_us)
-                messages.append(data)
-                if data["kind"] == "response" and data["from"]["agent_id"] != agent_id:
-                    responses.append(message_id)
+                    return RecentPage(tuple(messages), str(last))
+                messages.append(envelope_data(envelope, sent_at_us))
                 last = sequence
-            return RecentPage(tuple(messages), None, tuple(responses))
+            return RecentPage(tuple(messages), None)
 
     def threads(self, agent_id: AgentId) -> list[dict[str, Any]]:
         """The latest of this agent's threads, each with its newest message and the other agents."""
@@ -238,7 +219,7 @@ class PeerReader(DirectoryReader):
             found = self._all(_OF_THREADS, among(row[0] for row in latest), agent_id, agent_id)
             names = self._names_of({one for row in found for one in row[1:]})
             envelopes = {
-                row[0]: envelope_data(row[2], row[3])
+                row[0]: envelope_data(*row[1:])
                 for row in self._all(_ENVELOPES, among(row[1] for row in latest))
             }
         peers: dict[str, set[str]] = {row[0]: set() for row in latest}
@@ -412,10 +393,7 @@ def cause_with(attached: Attached) -> Callable[[DeliveryRow], ReplyCause | None]
         if row.reply_state not in ("awaiting", "overdue", "unanswered"):
             return row.cause
         sessions = attached.get(row.recipient_agent, frozenset())
-        if row.recipient_session is not None:
-            reached = row.recipient_session in sessions
-        else:
-            reached = bool(sessions - {row.sender_session})
+        reached = is_reached(sessions, row.recipient_session, row.sender_session)
         return why_no_reply(row.state, row.attempt, row.progressed_at_us is not None, reached)
 
     return cause

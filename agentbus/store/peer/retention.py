@@ -34,10 +34,14 @@ _SELECT_MESSAGE_IDS = text(
         Message.sequence.in_(SQL("(SELECT value FROM json_each(?))"))
     )
 )
+_IS_AWAITED = fn.COALESCE(
+    fn.MAX(Delivery.reply_state.in_((SQL("'awaiting'"), SQL("'overdue'")))), SQL("0")
+)
 _SELECT_GONE = text(
     Delivery.select(Delivery.message_id, fn.MAX(Delivery.created_at_us), fn.COUNT(SQL("*")))
     .where(Delivery.sequence < PLACE)
     .group_by(Delivery.sequence)
+    .having(_IS_AWAITED <= PLACE)
     .order_by(Delivery.sequence)
     .limit(PLACE)
 )
@@ -109,12 +113,14 @@ def remove_deliveries(
 ) -> int:
     """Remove deliveries of messages before `oldest`, which are gone, with all that belongs to them.
 
-    Oldest first, and a message's all at once; not those that were made later than that. Returns how
-    many deliveries were removed.
+    Oldest first, and a message's all at once. With `made_until_us` not those that were made later,
+    nor those whose sender is still to be told that nobody has answered. Returns how many deliveries
+    were removed.
     """
     gone: list[MessageId] = []
     removed_rows = 0
-    candidates = work.execute(_SELECT_GONE, (oldest, max_rows)).fetchall()
+    with_awaited = made_until_us is None
+    candidates = work.execute(_SELECT_GONE, (oldest, with_awaited, max_rows)).fetchall()
     for message_id, made_at_us, rows in candidates:
         if made_until_us is not None and made_at_us > made_until_us:
             break
