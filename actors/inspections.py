@@ -22,7 +22,6 @@ from agentbus.command_guard import Guard
 from agentbus.command_run import Cancellation
 from agentbus.errors import (
     BusError,
-    ConflictError,
     InspectionRejectedError,
     InspectionUnavailableError,
     OverloadedError,
@@ -101,10 +100,7 @@ class InspectionDesk:
         earlier = self._open.get(key)
         if earlier is not None:
             if earlier.mutation.fingerprint != mutation.fingerprint:
-                raise ConflictError(
-                    f"operation id {mutation.operation_id!r} is being used by this session for a "
-                    "different call; repeat that call unchanged, or use a new operation id"
-                )
+                raise mutation.key_reused()
             earlier.submits.append(submit)
             return
         if len(self._waiting) >= INSPECTIONS_WAITING:

@@ -30,6 +30,7 @@ from agentbus.errors import (
 from agentbus.identity import SessionIdentity
 from agentbus.ids import RecoveryEpoch
 from agentbus.limits import INSPECTIONS_AT_ONCE
+from agentbus.rules.peer import KEY_REUSED
 from agentbus.store.changes import BindSession, Change
 from agentbus.store.ledger import LedgerStore
 from tests.clock import FakeClock
@@ -37,6 +38,7 @@ from tests.eventually import PATIENCE_S, eventually
 from tests.hooks import Hook, is_there
 from tests.probe import Probe
 from tests.store.bus import Speaker, config
+from tests.store.peers import peer_change
 
 ALLOW = 'read(); answer("allow")'
 DENY = 'read(); answer("deny", "holds a key")'
@@ -299,6 +301,23 @@ def test_another_call_of_an_operation_id_in_flight_is_a_conflict(tmp_path: Path)
         assert isinstance(stage.refused(stage.sam.send("other", operation_id="op")), ConflictError)
         stage.hook.release("go")
         assert first.get(20.0)["sequence"] == 1
+
+
+def test_another_call_of_an_idempotency_key_in_flight_is_refused_in_the_words_of_peers(
+    tmp_path: Path,
+) -> None:
+    with stage_with(tmp_path, SLOW) as stage:
+
+        def reply(body: str) -> Change:
+            return peer_change(
+                stage.sam, "reply", delivery_id="d1", body=body, idempotency_key="key"
+            )
+
+        first = stage.tell(reply("one"))
+        assert stage.refused(reply("other")).reason == KEY_REUSED
+        stage.hook.release("go")
+        with pytest.raises(NotFoundError):  # nobody sent it that delivery
+            first.get(20.0)
 
 
 def test_a_session_that_attached_anew_repeats_what_is_in_flight(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from tests.crash.journal import Entry
 from tests.crash.peer_history import Claim, PeerHistory, PeerOperation, Shown
+from tests.crash.person import PERSON
 from tests.crash.truth import Truth, Verdict
 
 OPEN = ("queued", "leased", "paused")
@@ -250,7 +251,7 @@ def _answers(
 def _client(truth: Truth, entry: Entry) -> str | None:
     """The client that a delivery to a session is for."""
     if truth.agents.get(entry.recipient_agent, "").startswith("human:"):
-        return "person"
+        return PERSON
     return truth.sessions.get(entry.recipient_session or "")
 
 

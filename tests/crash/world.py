@@ -27,7 +27,8 @@ from tests.bus_fixture import ThrowAwayBus
 from tests.crash import journal
 from tests.crash.clients import CHANNELS, MEMORIES, AdapterClient, Client, SocketClient
 from tests.crash.history import History
-from tests.crash.peering import AGENTS, LEASE_S, Person
+from tests.crash.peering import AGENTS, LEASE_S
+from tests.crash.person import Person
 from tests.eventually import eventually
 from tests.exhaustion import CAN_MOUNT, mount, unmount
 
