@@ -11,7 +11,7 @@ import pytest
 
 from agentbus.encoding import decode_strict
 from agentbus.errors import ForbiddenError, ValidationError
-from agentbus.limits import PEER_BODY_CHARACTERS
+from agentbus.limits import IN_FLIGHT_PER_ATTACHMENT, PEER_BODY_CHARACTERS
 from agentbus.talk.client import TalkError, TalkReply
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
 from tests.cli.command import agentbus, agentbus_admin
@@ -21,6 +21,8 @@ from tests.talk.serving import Serving, client
 
 HASTY_S = 2
 """Time of a question on the bus where nobody answers; the first of them makes an inbox."""
+
+MANY = IN_FLIGHT_PER_ATTACHMENT + 8
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,18 @@ def test_empty_prompt_and_the_longest_one_arrive(bus: ThrowAwayBus, agent: PeerS
         assert delivery["envelope"]["body"] == prompt
         agent.reply(delivery["delivery_id"], "Seen.")
         assert question.text() == "Seen."
+
+
+def test_many_questions_at_once_get_each_its_own_answer(
+    bus: ThrowAwayBus, agent: PeerSession
+) -> None:
+    """More than a connection to the daemon may have requests under way."""
+    questions = [Question(bus, f"Is {number} right?") for number in range(MANY)]
+    for _ in questions:
+        delivery = agent.claim()
+        agent.reply(delivery["delivery_id"], f"To {delivery['envelope']['body']}: yes.")
+    for number, question in enumerate(questions):
+        assert question.text() == f"To Is {number} right?: yes."
 
 
 def test_prompt_that_no_message_holds_is_too_large(bus: ThrowAwayBus, agent: PeerSession) -> None:
