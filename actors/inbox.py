@@ -92,6 +92,7 @@ class _Ask:
     number: int
     reply_to: Reply
     over: bool
+    only: DeliveryId | None = None
     due: TimerHandle | None = None
     tried_at: int = UNTRIED
     blocked: str | None = None
@@ -275,7 +276,13 @@ class InboxActor(PooledActor[InboxMessage]):
         session_id = asked.attachment.session_id
         if session_id in self._asks:
             self._answer(session_id)
-        ask = _Ask(asked.attachment, asked.number, asked.reply_to, over=not asked.wait_ms)
+        ask = _Ask(
+            asked.attachment,
+            asked.number,
+            asked.reply_to,
+            over=not asked.wait_ms,
+            only=asked.only,
+        )
         if asked.wait_ms:
             ask.due = self._neighbours.timer.deliver_after(
                 asked.wait_ms / 1000, self.address, AskDue(session_id, asked.number)
@@ -308,10 +315,11 @@ class InboxActor(PooledActor[InboxMessage]):
             if ask.tried_at == self._version:
                 continue
             if ask.tried_at < self._late_version or self._queue.can_claim(session_id):
-                self._claim(ask.attachment, ask.number)
+                self._claim(ask)
                 return
 
-    def _claim(self, attachment: Attachment, number: int) -> None:
+    def _claim(self, ask: _Ask) -> None:
+        attachment, number = ask.attachment, ask.number
         self._claiming, self._claimed_at = (attachment, number), self._version
         reply = TellReply(
             self.address,
@@ -319,7 +327,7 @@ class InboxActor(PooledActor[InboxMessage]):
             lambda error: ClaimSettled(attachment, number, None, error),
         )
         token = LeaseToken(new_id())
-        change = ClaimDelivery(attachment, self._agent_id, token)
+        change = ClaimDelivery(attachment, self._agent_id, token, ask.only)
         self._neighbours.ledger.tell(Submit(change, reply))
 
     def _claim_settled(self, settled: ClaimSettled) -> None:

@@ -60,13 +60,15 @@ class DeliveryArrived:
 class DeliveryAsked:
     """`wait` of an agent: a delivery, or the end of `wait_ms`. Answers a `Claimed`.
 
-    `number` names it for `AskCancelled`; a session waits once, a newer one ends the older.
+    `number` names it for `AskCancelled`; a session waits once, a newer one ends the older. `only`:
+    it is to claim this delivery and no other.
     """
 
     attachment: Attachment
     number: int
     wait_ms: int
     reply_to: Reply
+    only: DeliveryId | None = None
 
 
 @dataclass(frozen=True, slots=True)

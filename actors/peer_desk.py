@@ -157,7 +157,9 @@ class PeerDesk:
             case PeerWait(timeout):
                 answer = _ClaimAnswer(reply_to, self._config.peer_lease_seconds)
                 wait_ms = round(timeout * 1000)
-                self._inbox.tell(DeliveryAsked(self._attachment, request.number, wait_ms, answer))
+                self._inbox.tell(
+                    DeliveryAsked(self._attachment, request.number, wait_ms, answer, request.only)
+                )
             case PeerCollect():
                 self._collects.begin(request.number, operation, reply_to)
             case _:

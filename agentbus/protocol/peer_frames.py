@@ -27,7 +27,8 @@ class PeerRequest:
     """One operation of the tool `peer`.
 
     `token`: of the lease that the operation is about. `number`: names a wait or a collect for
-    `cancel_peer`. `operation_id`: of a writing operation without an idempotency key.
+    `cancel_peer`. `operation_id`: of a writing operation without an idempotency key. `only`: a wait
+    is to claim this delivery and no other.
     """
 
     attachment: Attachment
@@ -35,6 +36,7 @@ class PeerRequest:
     token: LeaseToken | None = None
     number: int = 0
     operation_id: str | None = None
+    only: DeliveryId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,10 @@ class PeerShown:
 
 
 def parse_peer_request(params: Any) -> PeerRequest:
-    known = frozenset({"attachment", "op", "args", "token", "number", "operation_id"})
+    known = frozenset({"attachment", "op", "args", "token", "number", "operation_id", "only"})
     read = Fields("peer", params, known)
     token = read.optional_text("token")
-    operation_id = read.optional_text("operation_id")
+    operation_id, only = read.optional_text("operation_id"), read.optional_text("only")
     if operation_id is not None and len(operation_id.encode()) > OPERATION_ID_BYTES:
         raise ValidationError(
             f"peer: operation_id must be at most {OPERATION_ID_BYTES} bytes, this has "
@@ -78,6 +80,7 @@ def parse_peer_request(params: Any) -> PeerRequest:
         LeaseToken(token) if token is not None else None,
         read.integer("number", 0, 0),
         operation_id,
+        DeliveryId(only) if only is not None else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,18 @@ def test_what_lapsed_in_the_hands_of_a_session_comes_before_older_work(
     assert ann.claim()["delivery_id"] == own, "its answer would have nothing to go to"
     ann.do("reply", own)
     assert ann.claim()["delivery_id"] == older
+
+
+def test_a_claim_of_one_delivery_brings_no_other(
+    bus: Bus, sam: Peer, ann: Peer, second: Peer
+) -> None:
+    first, later = (sam.ask("Ann")["recipients"][0]["delivery_id"] for _ in range(2))
+    claims = [replace(ann.claiming(), only=DeliveryId(one)) for one in (later, first)]
+    refused, got = (bus.done(claim).result for claim in claims)
+    assert (refused.delivery, refused.token) == (None, None)
+    assert got.delivery["delivery_id"] == first
+    assert bus.done(replace(second.claiming(), only=DeliveryId(first))).result.delivery is None
+    assert delivery(bus, first).token == claims[1].token
 
 
 def test_a_lapsed_lease_claimed_again_by_the_same_attachment_goes_on_as_it_was(

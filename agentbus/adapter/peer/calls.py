@@ -189,7 +189,9 @@ class PeerCall:
         shown = [one["message_id"] for one in fitted["answers"] if one.get("body") is not None]
         return PeerAnswer(fitted, self._shows(responses=shown))
 
-    async def _timed(self, operation: PeerWait | PeerCollect, limit_s: float) -> dict[str, Any]:
+    async def _timed(
+        self, operation: PeerWait | PeerCollect, limit_s: float, **more: str
+    ) -> dict[str, Any]:
         """The answer within `limit_s`; attempts that fail take their part of it."""
         started_s = self._now()
         retry = Retry(self._link, until_s=started_s + self._wait_limit_s)
@@ -197,7 +199,7 @@ class PeerCall:
             left_s = max(0.0, started_s + limit_s - self._now())
             number = self._state.next_number()
             args = {**arguments_of(operation), "timeout": left_s}
-            params = {"op": operation.NAME, "args": args, "number": number}
+            params = {"op": operation.NAME, "args": args, "number": number, **more}
             answered = False
             try:
                 body = await self._conversation.attempt("peer", params, left_s + _ANSWER_SLACK_S)
@@ -236,7 +238,7 @@ class PeerCall:
                 if error.reason != refusals.STALE_LEASE or refreshed:
                     raise
                 refreshed = True
-                resumed = await self._claim_again(operation, error)
+                resumed = await self._claim_again(error)
                 if resumed is not None:
                     return resumed
             else:
@@ -274,20 +276,18 @@ class PeerCall:
             return None
         return self._leases.of(operation.delivery_id)
 
-    async def _claim_again(self, operation: PeerWriting, error: BusError) -> PeerAnswer | None:
-        """Have the lapsed delivery of this operation back: None, or what to tell instead.
+    async def _claim_again(self, error: BusError) -> PeerAnswer | None:
+        """Have the lapsed delivery back: None, or what to tell instead.
 
         Raises ConflictError when it is not this session's any more.
         """
-        body = await self._timed(PeerWait(0.0), 0.0)
+        delivery_id = str((error.detail or {}).get("delivery_id"))
+        body = await self._timed(PeerWait(0.0), 0.0, only=delivery_id)
         lease = _taken_lease(body)
-        known = None if lease is None else self._leases.of(lease.delivery_id)
-        if lease is not None and (known is not None or _is_about(operation, lease)):
-            self._leases.hold(lease)
-        if lease is None or not _is_about(operation, lease):
-            delivery_id = str((error.detail or {}).get("delivery_id"))
+        if lease is None:
             self._leases.ended(delivery_id)
             raise refusals.unavailable(delivery_id, "held by another session or by none")
+        self._leases.hold(lease)
         context = self._leases.unseen_instructions(body["delivery"])
         if context is None:
             return None
@@ -320,12 +320,6 @@ def _taken_lease(body: dict[str, Any]) -> Lease | None:
     if delivery is None or token is None:
         return None
     return Lease(delivery["delivery_id"], delivery["envelope"]["id"], token, float(lease_s))
-
-
-def _is_about(operation: PeerWriting, lease: Lease) -> bool:
-    if isinstance(operation, PeerSend):
-        return operation.reply_to == lease.message_id
-    return getattr(operation, "delivery_id", None) == lease.delivery_id
 
 
 def _finishes(operation: PeerWriting, body: dict[str, Any]) -> bool:

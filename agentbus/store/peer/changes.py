@@ -93,12 +93,13 @@ class ClaimDelivery:
 
     `token` becomes that of the claim. What the session already holds keeps its attempt; so does
     what lapsed and is claimed again by the same attachment. A response that the session was shown
-    before is finished on the way and not given.
+    before is finished on the way and not given. `only`: no other delivery than this one.
     """
 
     attachment: Attachment
     agent_id: AgentId
     token: LeaseToken
+    only: DeliveryId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def claim_delivery(work: Work, change: ClaimDelivery) -> Done:
     )
     facts: list[Fact] = []
     row, blocked = _choose(work, agent_id, session_id, facts)
-    if row is None:
+    if row is None or change.only not in (None, row.id):
         return Done(Claimed(None, None, notices, blocked), tuple(facts))
     row = _lease(work, change, row)
     facts.append(DeliveryChanged(deliveries.view(row)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentbus.envelope import Body, PeerKind, Recipient, check_size, encode_envelope
+from agentbus.errors import ConflictError
 from agentbus.identity import SenderBinding
 from agentbus.ids import ChannelId, DeliveryId, MessageId, Sequence, new_id
 from agentbus.limits import INBOX_PREFIX, PEER_UNANSWERED_SECONDS
@@ -144,14 +145,16 @@ def open_inbox(work: Work, agent: str, facts: list[Fact]) -> ChannelId:
 def _inbox(work: Work, agent: str) -> tuple[str, ChannelId | None]:
     """Name and id of an agent's inbox; without id it has to be made.
 
-    Channels of the name may be older than inboxes; then one more prefix makes another name.
+    No client can make another channel of such a name, only an import could bring one.
     """
     name = INBOX_PREFIX + agent
-    while (channel := work.channel(name)) is not None:
-        if channel.kind == "inbox":
-            return name, channel.channel_id
-        name = INBOX_PREFIX + name
-    return name, None
+    channel = work.channel(name)
+    if channel is not None and channel.kind != "inbox":
+        raise ConflictError(
+            f"channel {name!r} is of kind {channel.kind}, so {agent!r} can have no inbox of that "
+            "name; import this bus again without that channel, or write to another agent"
+        )
+    return name, channel.channel_id if channel is not None else None
 
 
 def _delivery(
