@@ -30,6 +30,7 @@ from actors.messages import (
     ReadinessChanged,
     Register,
     RegistrarMessage,
+    TalkAsked,
 )
 from actors.messages import Request as OperationRequest
 from actors.peer_messages import PeerAsked, PeerCancelled, PeerResultShown
@@ -77,6 +78,7 @@ from agentbus.protocol.session import (
     parse_used,
     parse_wait,
 )
+from agentbus.protocol.talk import PARSERS as TALK_PARSERS
 from agentbus.transport.connection import Connection
 from agentbus.transport.reply import Reply
 
@@ -160,6 +162,10 @@ class FrontDoor:
             self._desks.registrar.tell(HookSeen(parse_hook(params), reply))
         elif method == "wait":
             self._desks.waits.tell(WaitAsked(parse_wait(params), connection, reply))
+        elif method in TALK_PARSERS:
+            question = TALK_PARSERS[method](params)
+            pid = connection.peer.pid
+            self._desks.registrar.tell(TalkAsked(question, connection, pid, reply))
         elif method in _REPORTS:
             Fields(method, params, frozenset())
             self._desks.reporter.tell(ReportAsked(method, reply))  # type: ignore[arg-type]

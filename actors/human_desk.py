@@ -1,33 +1,25 @@
 """The desk of the person who owns the bus: what to decide, requests to send, answers to read.
 
-Owns the session that a person speaks from, what waits to be written for it, and a reader of its
-own, on its own thread. Never decides anything: a decision, like every other change, is the
-ledger's. Agents cannot get here: no tool leads to these requests, and `attach` refuses the names
-of people.
+Owns the session that a person speaks from and a reader of its own, on its own thread. Never decides
+anything: a decision, like every other change, is the ledger's. Agents cannot get here: no tool
+leads to these requests, and `attach` refuses the names of people.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from actors.base import Address, BusActor, Reply
-from actors.human_desk_messages import (
-    HumanDeskMessage,
-    PersonAsked,
-    PersonBound,
-    WriteDone,
-    WriteRefused,
-)
+from actors.human_desk_messages import HumanDeskMessage, PersonAsked
+from actors.issued_session import IssuedSession
+from actors.issued_session_messages import SessionIssued, WriteDone, WriteRefused
 from actors.messages import LedgerMessage, Submit
-from actors.replies import TellReply
 from agentbus.config import Config
-from agentbus.errors import NotFoundError, StaleAttachmentError, TooLargeError, UnavailableError
-from agentbus.identity import Attachment, SenderBinding, SessionIdentity
+from agentbus.errors import NotFoundError, TooLargeError, UnavailableError
+from agentbus.identity import SessionIdentity
 from agentbus.ids import InterventionId, MessageId
 from agentbus.limits import HUMAN_PREFIX, KIB
 from agentbus.protocol.people import (
@@ -39,7 +31,6 @@ from agentbus.protocol.people import (
     Requests,
 )
 from agentbus.rules.receipts import digest, payload_of
-from agentbus.store.changes import BindSession, Change, SessionBound
 from agentbus.store.peer.changes import Decide, MarkShown, PeerMutation
 from agentbus.store.peer.people import PeopleReader
 from agentbus.store.peer.reading import Attached
@@ -58,22 +49,11 @@ def person_of_this_process() -> str:
         return f"{HUMAN_PREFIX}{user_id}"
 
 
-@dataclass(slots=True)
-class _Write:
-    """A change that needs the person's session. Without a reply nobody waits for it."""
-
-    make: Callable[[SessionBound], Change]
-    reply_to: Reply | None = None
-    bound_again: bool = False
-
-
 class HumanDeskActor(BusActor[HumanDeskMessage]):
     """Serves the commands `agentbus-admin human` and `requests`.
 
     1. Reads are answered at once, in every state of the bus.
-    2. What needs the session is submitted one after the other; the first of them binds it, and one
-       that finds it stale binds it again, once.
-    3. What a person is shown counts as seen when it has been answered, not before.
+    2. What a person is shown counts as seen when it has been answered, not before.
     """
 
     def __init__(
@@ -91,20 +71,15 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
         self._config = config
         self._person = person
         self._store: PeopleReader
-        self._bound: SessionBound | None = None
-        self._writes: deque[_Write] = deque()  # the first one is at the ledger while `_submitted`
-        self._submitted = False
+        identity = SessionIdentity(APPLICATION, CONVERSATION)
+        self._session = IssuedSession(person, identity, ledger, self.address)
 
     def on_start(self) -> None:
         self._store = self._open_store()
 
     def on_stop(self) -> None:
         self._store.close()
-        for write in self._writes:
-            if write.reply_to is not None:
-                write.reply_to.set_exception(
-                    UnavailableError("the bus is stopping; try again when it runs")
-                )
+        self._session.end(UnavailableError("the bus is stopping; try again when it runs"))
 
     def on_failure(self, *_: object) -> None:
         self.on_stop()
@@ -113,17 +88,8 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
         match message:
             case PersonAsked():
                 self._serve(message)
-            case PersonBound(bound):
-                self._bound = bound
-                self._submitted = False
-                self._submit_next()
-            case WriteDone(result):
-                reply_to = self._settled().reply_to
-                if reply_to is not None:
-                    reply_to.set(result)
-                self._submit_next()
-            case WriteRefused(error):
-                self._refused(error)
+            case SessionIssued() | WriteDone() | WriteRefused():
+                self._session.take(message)
             case _:
                 assert_never(message)
 
@@ -178,13 +144,13 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
                 f"the message takes at least {len(payload)} bytes, the limit is {limit_bytes} "
                 "(max_message_kib); shorten it, or send the path of a file"
             )
-        self._write(
-            lambda bound: PeerMutation(
+        self._session.write(
+            lambda sender, attachment: PeerMutation(
                 operation,
                 operation_id=request.idempotency_key,
                 fingerprint=digest(payload),
-                sender=_sender(bound),
-                attachment=_attachment(bound),
+                sender=sender,
+                attachment=attachment,
                 rate_ok=True,  # a person's hand is slower than any rate
             ),
             reply_to,
@@ -195,54 +161,4 @@ class HumanDeskActor(BusActor[HumanDeskMessage]):
         reply_to.set({"replies": replies})
         shown = tuple(MessageId(reply["message_id"]) for reply in replies if reply["new"])
         if shown:
-            self._write(lambda bound: MarkShown(_attachment(bound), shown))
-
-    # --- the person's session ---
-
-    def _write(self, make: Callable[[SessionBound], Change], reply_to: Reply | None = None) -> None:
-        self._writes.append(_Write(make, reply_to))
-        self._submit_next()
-
-    def _submit_next(self) -> None:
-        if self._submitted or not self._writes:
-            return
-        self._submitted = True
-        if self._bound is None:
-            identity = SessionIdentity(APPLICATION, CONVERSATION)
-            change: Change = BindSession(self._person, identity, names_in_use=frozenset())
-            done: Callable[[Any], HumanDeskMessage] = PersonBound
-        else:
-            change, done = self._writes[0].make(self._bound), WriteDone
-        self._ledger.tell(Submit(change, TellReply(self.address, done, WriteRefused)))
-
-    def _settled(self) -> _Write:
-        self._submitted = False
-        return self._writes.popleft()
-
-    def _refused(self, error: BaseException) -> None:
-        write = self._writes[0]
-        if isinstance(error, StaleAttachmentError) and not write.bound_again:
-            write.bound_again = True
-            self._bound = None
-            self._submitted = False
-        else:
-            self._settled()
-            if write.reply_to is not None:
-                write.reply_to.set_exception(error)
-        self._submit_next()
-
-
-def _attachment(bound: SessionBound) -> Attachment:
-    return Attachment(bound.session_id, bound.generation)
-
-
-def _sender(bound: SessionBound) -> SenderBinding:
-    return SenderBinding(
-        agent=bound.agent,
-        agent_id=bound.agent_id,
-        session_id=bound.session_id,
-        application=bound.identity.application,
-        child=None,
-        display_name=bound.display_name,
-        repository=None,
-    )
+            self._session.write(lambda sender, attachment: MarkShown(attachment, shown))

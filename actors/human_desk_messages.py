@@ -8,11 +8,11 @@ No behaviour. Only the front door asks it:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from actors.base import Reply
+from actors.issued_session_messages import ToIssuedSession
 from agentbus.protocol.people import PersonsRequest
-from agentbus.store.changes import SessionBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +21,4 @@ class PersonAsked:
     reply_to: Reply
 
 
-@dataclass(frozen=True, slots=True)
-class PersonBound:
-    """The person has a session; what waits for it can be submitted."""
-
-    bound: SessionBound
-
-
-@dataclass(frozen=True, slots=True)
-class WriteDone:
-    """What was submitted last is committed."""
-
-    result: Any
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRefused:
-    """What was submitted last, or the session for it, was refused."""
-
-    error: BaseException
-
-
-HumanDeskMessage: TypeAlias = PersonAsked | PersonBound | WriteDone | WriteRefused
+HumanDeskMessage: TypeAlias = PersonAsked | ToIssuedSession

@@ -57,6 +57,7 @@ from agentbus.store.peer.changes import (
 from agentbus.store.peer.reading import Attached
 
 Watcher = Address[PeerWaiting | RequestAdvanced]
+Collector = Address[RequestAdvanced]
 
 COUNTS_PAUSE_S = 0.05
 """Between two rounds of telling sessions what waits for them. A burst would else cost each of them
@@ -128,7 +129,7 @@ class InboxActor(PooledActor[InboxMessage]):
         self._claiming: tuple[Attachment, int] | None = None  # for whose wait, and which
         self._claimed_at = 0  # the version when that claim was made
         self._sessions: dict[SessionId, _Session] = {}
-        self._collects: dict[MessageId, set[Watcher]] = {}
+        self._collects: dict[MessageId, set[Collector]] = {}
         self._version = 0  # of what is known; grows with each fact
         self._late_version = 0  # when a reply was last found late
         self._counts_held_back = False  # until `CountsDue`
@@ -258,7 +259,7 @@ class InboxActor(PooledActor[InboxMessage]):
                 else:
                     self._unwatch(view.message_id, watcher)
 
-    def _unwatch(self, message_id: MessageId, watcher: Watcher) -> None:
+    def _unwatch(self, message_id: MessageId, watcher: Collector) -> None:
         watchers = self._collects.get(message_id, set())
         watchers.discard(watcher)
         if not watchers:

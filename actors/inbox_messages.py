@@ -124,13 +124,13 @@ class RequestWatched:
     """A session collects the answers to a request of its agent; it is told of each change."""
 
     message_id: MessageId
-    watcher: Address[PeerWaiting | RequestAdvanced]
+    watcher: Address[RequestAdvanced]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestUnwatched:
     message_id: MessageId
-    watcher: Address[PeerWaiting | RequestAdvanced]
+    watcher: Address[RequestAdvanced]
 
 
 @dataclass(frozen=True, slots=True)

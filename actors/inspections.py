@@ -18,6 +18,8 @@ from actors.base import Address, Crashed, start_actor
 from actors.inspector import InspectorActor
 from actors.messages import Inspect, Inspected, InspectorMessage, LedgerMessage, Submit
 from actors.replies import TellReply
+from agentbus.command_guard import Guard
+from agentbus.command_run import Cancellation
 from agentbus.errors import (
     BusError,
     InspectionRejectedError,
@@ -25,8 +27,7 @@ from agentbus.errors import (
     OverloadedError,
 )
 from agentbus.ids import SessionId
-from agentbus.inspection import Allowed, Cancellation, Denied, Failed, Verdict, inspect
-from agentbus.inspection_guard import Guard
+from agentbus.inspection import Allowed, Denied, Failed, Verdict, inspect
 from agentbus.limits import INSPECTIONS_AT_ONCE, INSPECTIONS_WAITING
 from agentbus.store.mutation import Mutation
 

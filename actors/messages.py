@@ -34,6 +34,7 @@ from agentbus.protocol.session import (
     Pull,
     Used,
 )
+from agentbus.protocol.talk import TalkRequest
 from agentbus.rules.query import EngineName
 from agentbus.store.changes import (
     Change,
@@ -485,6 +486,16 @@ class RollAsked:
     reply_to: Reply
 
 
+@dataclass(frozen=True, slots=True)
+class TalkAsked:
+    """A question to the registry of talk. `peer_pid`: who asks, as the kernel knows it."""
+
+    request: TalkRequest
+    link: Link
+    peer_pid: int | None
+    reply_to: Reply
+
+
 RegistrarMessage: TypeAlias = (
     Register
     | Greeted
@@ -499,6 +510,7 @@ RegistrarMessage: TypeAlias = (
     | SweepLiveness
     | DirectoryAsked
     | RollAsked
+    | TalkAsked
     | ReadinessChanged
 )
 

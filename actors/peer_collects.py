@@ -1,7 +1,7 @@
-"""The collections of one attachment that still wait for answers to a request.
+"""The collections of one agent that still wait for answers to a request.
 
 Owns their numbers, their ends and what they answer. A collection consumes nothing: it may be
-repeated. Blocks on its reads of the store; belongs to the attachment's thread.
+repeated. Blocks on its reads of the store; belongs to the thread of its owner.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from actors.base import Address, Reply
-from actors.inbox import InboxDirectory, Watcher
-from actors.inbox_messages import RequestUnwatched, RequestWatched
-from actors.messages import AttachmentMessage
+from actors.inbox import Collector, InboxDirectory
+from actors.inbox_messages import RequestAdvanced, RequestUnwatched, RequestWatched
 from actors.peer_messages import CollectDue
 from actors.timer import Timer, TimerHandle
 from agentbus.clock import Clock
@@ -47,7 +46,7 @@ class PeerCollects:
         self,
         agent_id: AgentId,
         inboxes: InboxDirectory,
-        owner: Address[AttachmentMessage],
+        owner: Address[CollectDue | RequestAdvanced],
         timer: Timer,
         clock: Clock,
         read: Callable[[str], Collected],
@@ -56,7 +55,7 @@ class PeerCollects:
         self._agent_id = agent_id
         self._inboxes = inboxes
         self._owner = owner
-        self._watcher: Watcher = owner
+        self._watcher: Collector = owner
         self._timer = timer
         self._clock = clock
         self._read = read

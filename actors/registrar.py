@@ -40,12 +40,15 @@ from actors.messages import (
     SubscriptionsChanged,
     SubscriptionsExpired,
     SweepLiveness,
+    TalkAsked,
 )
 from actors.notices import notice_of_change
 from actors.pool import PooledActor
 from actors.queries import Profile
 from actors.replies import TellReply
 from actors.routes import Route, Routes
+from actors.talk_desk_messages import TalkDeskMessage
+from actors.talk_registry import Conversation, TalkRegistry
 from actors.timer import TimerHandle
 from actors.wait_keeper import AttachmentClosed, AttachmentOpened, ConversationEnded
 from agentbus.clock import Clock
@@ -83,6 +86,7 @@ class Live:
     session: LiveSession
     route: Route
     adapter_pid: int
+    harness_pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         clock: Clock,
         crashed: Crashed,
         waits: Address[AttachmentOpened | AttachmentClosed | ConversationEnded],
+        talk_desk: Address[TalkDeskMessage],
     ) -> None:
         super().__init__()
         self._waits = waits
@@ -134,6 +139,8 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         self._binding: Register | None = None
         self._waiting: deque[Register] = deque()
         self._hooks = HookEvidence()
+        self._talk_desk = talk_desk
+        self._talk = TalkRegistry(clock, self._conversations_of, talk_desk)
         # By connection and agent: what the conversation before was called there.
         self._former_names: dict[tuple[Link, str], str] = {}
         self._neighbours: Neighbours
@@ -177,8 +184,11 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
             case RollAsked(reply_to):
                 sessions = tuple(live.session for live in self._live.values())
                 reply_to.set(Roll(sessions, self._hooks.heard()))
+            case TalkAsked():
+                self._talk.take(message)
             case ReadinessChanged():
                 self._readiness = message
+                self._talk_desk.tell(message)
                 for live in self._live.values():
                     live.route.address.tell(message)
             case _:
@@ -335,7 +345,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
         now_s = self._clock.monotonic_s()
         route = Route(attachment, register.link, actor.address, session, now_s)
         key = _key(attach)
-        self._live[key] = Live(key, session, route, register.hello.pid)
+        self._live[key] = Live(key, session, route, register.hello.pid, register.hello.harness_pid)
         self._routes.bind(route)
         conversation, harness_pid = bound.identity.conversation, register.hello.harness_pid
         self._waits.tell(AttachmentOpened(bound.session_id, conversation, harness_pid))
@@ -441,6 +451,7 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
     def _disconnected(self, link: Link) -> None:
         self._release_where(lambda live: live.route.link is link, None)
         self._hooks.gone(link)
+        self._talk.disconnected(link)
         for known in [known for known in self._former_names if known[0] is link]:
             del self._former_names[known]
 
@@ -471,6 +482,17 @@ class RegistrarActor(PooledActor[RegistrarMessage]):
                 live.route.link.close(f"silent for {ATTACHMENT_EXPIRY_SECONDS:.0f} s")
 
     # --- directory ---
+
+    def _conversations_of(self, agent: str) -> list[Conversation]:
+        return [
+            Conversation(
+                live.session.sender.agent_id,
+                live.session.attachment.session_id,
+                frozenset(pid for pid in (live.adapter_pid, live.harness_pid) if pid is not None),
+            )
+            for live in self._live.values()
+            if live.session.sender.agent == agent
+        ]
 
     def _directory(self, query: str) -> list[dict[str, Any]]:
         wanted = query.casefold()

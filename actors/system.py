@@ -42,6 +42,7 @@ from actors.reporter import ReporterActor, Sources
 from actors.routes import Routes
 from actors.supervisor import Outlets, SupervisorActor, Wiring
 from actors.supervisor_messages import Crashed, StopAsked
+from actors.talk_desk import TalkDeskActor, TalkNeighbours
 from actors.timer import Timer
 from actors.wait_keeper import WaitKeeperActor
 from agentbus.clock import Clock, machine_clock
@@ -61,6 +62,7 @@ from agentbus.store.connection import CommitUncertain, DatabaseUnusable
 from agentbus.store.fts import TextSearch
 from agentbus.store.jobs.reading import JobReader
 from agentbus.store.ledger import LedgerStore
+from agentbus.store.peer.delegations import DelegationReader
 from agentbus.store.peer.people import PeopleReader
 from agentbus.store.peer.reading import PeerReader
 from agentbus.store.reset import reset_database
@@ -195,8 +197,14 @@ class System:
 
         waits = self._begin(keeper, self._threaded)
         presences = Presences(self._routes, clock, keeper.waits_for)
+        talk_desk_actor = TalkDeskActor(
+            lambda: DelegationReader(database_path(config)),
+            TalkNeighbours(ledger, inboxes, timer, presences.attached),
+            clock,
+        )
+        talk_desk = self._begin(talk_desk_actor, self._threaded)
         registrar_actor = RegistrarActor(
-            neighbours, ledger, self._routes, config, bus_id, clock, self._crashed, waits
+            neighbours, ledger, self._routes, config, bus_id, clock, self._crashed, waits, talk_desk
         )
         registrar = registrar_actor.address
         self._registrar = self._begin_pooled(dispatcher, registrar_actor)

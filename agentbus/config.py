@@ -59,6 +59,9 @@ class ConfigError(ValidationError):
         self.key = key
 
 
+READ_AGAIN = frozenset({"talk_peers"})
+"""What its user reads from the file each time: a change of it concerns no running daemon."""
+
 _BY_NAME: Mapping[str, Setting] = MappingProxyType({row.name: row for row in SETTINGS})
 
 
@@ -122,8 +125,9 @@ class Config:
         return {row.name: _as_json(getattr(self, row.name)) for row in SETTINGS}
 
     def fingerprint(self) -> str:
-        """Equal exactly when all effective values are equal, whatever the file looks like."""
-        return hashlib.sha256(encode_canonical(self.effective())).hexdigest()
+        """Equal exactly when all values that are read once are, whatever the file looks like."""
+        read_once = {k: value for k, value in self.effective().items() if k not in READ_AGAIN}
+        return hashlib.sha256(encode_canonical(read_once)).hexdigest()
 
 
 def default_path() -> Path:

@@ -148,6 +148,9 @@ LEASE_RENEWAL_SECONDS = 2.0
 HUMAN_PREFIX = "human:"
 """Of the agent names of people, which only the daemon gives."""
 
+TALK_PREFIX = "talk:"
+"""Of the agent names of those who ask over talk, which only the daemon gives."""
+
 INBOX_PREFIX = "@"
 """Of the channel that holds what is sent to an agent: `@` and its name."""
 

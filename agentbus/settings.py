@@ -183,9 +183,16 @@ SETTINGS: tuple[Setting, ...] = (
         "`normal` trades safety at power loss for speed",
         allowed=("full", "normal"),
     ),
-    _integer("talk_max_depth", 3, 1, 16, "levels", "longest chain of delegated questions"),
-    _integer("talk_timeout_seconds", 60, 1, 600, "seconds", "deadline of one delegated question"),
-    Setting("talk_peers", [], "names", "agents that delegation may reach; [] switches it off"),
+    _integer(
+        "talk_max_depth", 3, 1, 16, "levels", "first depth of a question over talk that is refused"
+    ),
+    _integer("talk_timeout_seconds", 60, 1, 600, "seconds", "deadline of one question over talk"),
+    Setting(
+        "talk_peers",
+        [],
+        "names",
+        "who may ask over talk and be asked; [] switches it off; read again for every question",
+    ),
     _integer("peer_lease_seconds", 30, 5, 300, "seconds", "how long claimed work stays claimed"),
     _integer("peer_window_seconds", 600, 30, 86400, "seconds", "inactivity of claimed work"),
     _integer("peer_max_extensions", 6, 0, 100, "times", "extensions of one claim"),

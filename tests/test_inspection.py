@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from agentbus.command_run import Cancellation
 from agentbus.config import ConfigError, load_config
 from agentbus.encoding import decode_strict, encode
 from agentbus.identity import SenderBinding
 from agentbus.ids import AgentId, SessionId
 from agentbus.inspection import (
     Allowed,
-    Cancellation,
     Denied,
     Failed,
     Verdict,

@@ -137,8 +137,8 @@ def agent_name(given: str | None, folder: Path) -> str:
         name = checked_name(given, "--agent")
         if reserved_prefix(name) is not None:
             raise ValidationError(
-                f"--agent must not begin with {' or '.join(RESERVED_PREFIXES)}, which mark people "
-                "and inboxes; choose another name"
+                f"--agent must not begin with {' or '.join(RESERVED_PREFIXES)}, which mark people, "
+                "callers over talk and inboxes; choose another name"
             )
         return name
     name = unicodedata.normalize("NFC", folder.name.encode(errors="replace").decode())

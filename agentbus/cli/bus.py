@@ -25,7 +25,13 @@ Usage:
   agentbus job tail ID [--broker URL] [--from SEQ]
   agentbus job list [--open] [--limit N] [--json]
   agentbus job cancel ID [--broker URL]
-  agentbus job receive [--port PORT] [--host HOST] [--job ID]
+  agentbus job receive [--port N] [--host HOST] [--job ID]
+  agentbus talk serve --instance NAME [--port N] [--kind K] [--secret-file PATH] [--config PATH]
+                      (--peer | --exec [--] ARGV...)
+  agentbus talk send --to NAME [--from NAME] [--depth N] [--url URL] [--secret-file PATH]
+                     [--key KEY] [--config PATH] [--json] [--] PROMPT
+  agentbus talk result [--json] MESSAGE_ID
+  agentbus talk list [--json]
   agentbus (-h | --help)
   agentbus --version
 
@@ -43,6 +49,7 @@ Commands:
   job cancel   Ask a job to end.
   job receive  Take callbacks and print their events, one a line; with --job to the end of that
                job. AGENTBUS_CALLBACK_SECRET is their secret.
+  talk     Let an agent or a command answer other instances, or ask them; see docs/talk.md.
 
 Options:
   --agent NAME    The agent's persistent name; the name of the current folder if left out.
@@ -66,9 +73,18 @@ Options:
                   [default: agentbus:].
   --open          Only jobs that have not ended.
   --limit N       At most so many, 1 to 1000.
-  --from SEQ      The first event to print; 0 if left out.
-  --port PORT     Where to listen; any free port if left out.
+  --from FROM     Of job tail: the first event to print, 0 if left out. Of talk send: who asks, the
+                  name of the current folder if left out.
+  --port N        Where to listen; any free port if left out.
   --host HOST     The address to listen on [default: 127.0.0.1].
+  --instance NAME  The name to answer under.
+  --exec          Run this command for each question: prompt on stdin, answer on stdout.
+  --kind K        What health says that we are; agentbus if left out.
+  --secret-file PATH  A secret that the daemon is not told; the other side needs the same file.
+  --to NAME       Whom to ask.
+  --depth N       How many delegations led to this question; 0 if left out.
+  --url URL       Where to ask, for a server that this user's daemon does not know.
+  --key KEY       A repeat with the same key gets the first answer.
   -h --help       Show this.
   --version       Show the version.
 
@@ -77,6 +93,7 @@ of daemon: 65 the database cannot be used; 75 another daemon is running. Of wait
 up; 2 error, and with --hook the wake; 3 replaced by a newer wait of the same session; 4 the harness
 process is gone. Of job: by the terminal event, 0 succeeded, 2 usage, 3 blocked_url, 4 extraction,
 5 formatting, 1 general or lost; for a code of the tool's own, what its process exited with.
+Of talk send and result: 0 answered; 1 not answered; 75 not answered, try again.
 """
 
 
@@ -112,6 +129,10 @@ def _dispatch(arguments: Arguments) -> int:
         from agentbus.cli.hook import hook
 
         return hook(arguments)
+    if arguments["talk"]:
+        from agentbus.cli.talk import talk
+
+        return talk(arguments)
     from agentbus.cli.admin.reset import reset
 
     return reset(arguments)

@@ -300,9 +300,15 @@ class Fields:
         return value
 
     def text(self, key: str) -> str:
+        if not self._params.get(key):
+            raise self._bad(key, "text that is not empty", self._params.get(key))
+        return self.any_text(key)
+
+    def any_text(self, key: str) -> str:
+        """It may be empty, but not be left out."""
         value = self._params.get(key)
-        if not isinstance(value, str) or not value:
-            raise self._bad(key, "text that is not empty", value)
+        if not isinstance(value, str):
+            raise self._bad(key, "text", value)
         check_text(value, f"{self._method}: {key}")
         return value
 
@@ -471,8 +477,8 @@ def _agent_name(name: str) -> str:
     prefix = reserved_prefix(name)
     if prefix is not None:
         raise ValidationError(
-            f"attach: agent must not begin with {prefix!r}, which marks a person or an inbox; "
-            "choose another name"
+            f"attach: agent must not begin with {prefix!r}, which marks a person, a caller "
+            "over talk or an inbox; choose another name"
         )
     return name
 

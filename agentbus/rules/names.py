@@ -11,10 +11,10 @@ import unicodedata
 from collections.abc import Callable, Set
 from itertools import count
 
-from agentbus.limits import HUMAN_PREFIX, INBOX_PREFIX
+from agentbus.limits import HUMAN_PREFIX, INBOX_PREFIX, TALK_PREFIX
 
-RESERVED_PREFIXES = (HUMAN_PREFIX, INBOX_PREFIX)
-"""They mark people and inboxes; no agent's name begins like one."""
+RESERVED_PREFIXES = (HUMAN_PREFIX, TALK_PREFIX, INBOX_PREFIX)
+"""They mark people, callers over talk and inboxes; no agent's name begins like one."""
 
 ROLE_CHARACTERS = 40
 REPOSITORY_CHARACTERS = 40

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 from agentbus.errors import ConflictError, ForbiddenError, NotFoundError
-from agentbus.limits import CONSULTATION_SECONDS, HUMAN_PREFIX, PEER_CONFIDENCE
+from agentbus.limits import CONSULTATION_SECONDS, HUMAN_PREFIX, PEER_CONFIDENCE, TALK_PREFIX
 
 KEY_REUSED = "COLLABORATION_IDEMPOTENCY_KEY_REUSED"
 STALE_LEASE = "STALE_LEASE"
@@ -149,7 +149,19 @@ def is_person(agent: str) -> bool:
     return agent.startswith(HUMAN_PREFIX)
 
 
-def not_to_people(agent: str) -> ForbiddenError:
+def is_issued(agent: str) -> bool:
+    """Whether an agent's name is one that only the daemon gives: whose bearer is no agent."""
+    return is_person(agent) or agent.startswith(TALK_PREFIX)
+
+
+def not_unasked(agent: str) -> ForbiddenError:
+    """Who is no agent is answered, and nothing else."""
+    if not is_person(agent):
+        return ForbiddenError(
+            f"{agent!r} asks over talk: answer its request with reply; nothing else is sent there",
+            reason=PEER_NOT_ALLOWED,
+            status=_FORBIDDEN,
+        )
     return ForbiddenError(
         f"{agent!r} is a person: answer a message of theirs with reply, and ask a person about "
         "work that you hold with human; nothing else is sent to people",

@@ -87,6 +87,7 @@ from agentbus.store.peer.changes import (
     ClaimDelivery,
     CloseWindow,
     Decide,
+    Delegate,
     ExtendLease,
     ListOpenDeliveries,
     MarkReplyLate,
@@ -95,6 +96,7 @@ from agentbus.store.peer.changes import (
 )
 from agentbus.store.peer.claiming import claim_delivery
 from agentbus.store.peer.deciding import decide
+from agentbus.store.peer.delegating import delegate
 from agentbus.store.peer.leases import abandon_lease, close_window, extend_lease
 from agentbus.store.peer.mutating import change_peer
 from agentbus.store.peer.tracking import list_open, mark_reply_late, mark_shown
@@ -123,6 +125,7 @@ _HANDLERS: dict[type[Change], Callable[[Work, Any], Done]] = {
     BindSession: bind_session,
     PruneSlice: prune_slice,
     PeerMutation: change_peer,
+    Delegate: delegate,
     ClaimDelivery: claim_delivery,
     ExtendLease: extend_lease,
     AbandonLease: abandon_lease,

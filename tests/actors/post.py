@@ -102,6 +102,11 @@ class PostOffice(Bus):
 
     # --- the ledger ---
 
+    @property
+    def ledger(self) -> Address[Any]:
+        """Another one after each start."""
+        return self._ledger.address
+
     def submit(self, change: Change) -> FutureReply:
         reply = FutureReply()
         self._ledger.address.tell(Submit(change, reply))

@@ -95,6 +95,7 @@ class Desk:
             self.bus.clock,
             self._crashed,
             self.waits.address,
+            self.other.address,
         )
         self.registrar = self.dispatcher.start(actor, crashed=self._crashed)
         self.registrar.tell(READY)
@@ -165,6 +166,7 @@ class Desk:
         self.timer.stop()
         self.ledger.stop()
         self.other.stop()
+        self.waits.stop()
 
 
 @pytest.fixture

@@ -126,11 +126,11 @@ def test_a_folder_name_is_made_fit_for_a_name() -> None:
     assert agent_name(None, Path("/x/a\udcffb")) == "a?b"
 
 
-def test_nobody_is_called_like_a_person_or_an_inbox() -> None:
-    for name in ("human:ada", "human:", "Human: ada", "\uff20Sam", "@Sam", "@"):
-        with pytest.raises(ValidationError, match="--agent must not begin with human: or @"):
+def test_nobody_is_called_like_a_person_a_caller_or_an_inbox() -> None:
+    for name in ("human:ada", "human:", "Human: ada", "talk:ada", "\uff20Sam", "@Sam", "@"):
+        with pytest.raises(ValidationError, match="--agent must not begin with human: or talk: or"):
             agent_name(name, Path("/code"))
-    assert agent_name(None, Path("/x/@human:@ada")) == "ada"
+    assert agent_name(None, Path("/x/@human:@talk:ada")) == "ada"
     assert agent_name(None, Path("/x/\uff20 Human\uff1a ada")) == "ada"
     assert agent_name(None, Path("/x/@")) == "agent"
     assert agent_name("humane", Path("/code")) == "humane"

@@ -23,11 +23,12 @@ LEVELS: dict[str, float] = {
     "agentbus.config": 1,
     "agentbus.clock": 1,
     "agentbus.processes": 1,
+    "agentbus.command_guard": 1,
+    "agentbus.command_run": 1,
     "agentbus.rules": 2,
     "agentbus.protocol": 3.0,  # the ledger stores what the protocol names: docs/adr/0001
     "agentbus.store": 3.1,
     "agentbus.projection": 3.1,
-    "agentbus.inspection_guard": 3.0,
     "agentbus.inspection": 3.1,
     "agentbus.logs": 3.1,
     "agentbus.transport": 3.2,
@@ -63,8 +64,9 @@ OWNERS = {
     "boto3": (),
     "botocore": ("agentbus.jobs.artifacts",),
     "httpcore2": ("agentbus.jobs.http",),
-    "starlette": ("agentbus.jobs.receiver",),
-    "uvicorn": ("agentbus.jobs.receiver",),
+    "starlette": ("agentbus.jobs.receiver", "agentbus.talk"),
+    "uvicorn": ("agentbus.jobs.receiver", "agentbus.talk"),
+    "h11": ("agentbus.talk",),
 }
 
 SQL = re.compile(

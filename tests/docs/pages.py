@@ -15,13 +15,11 @@ from agentbus.adapter.tools import TOOLS, ToolSpec
 from agentbus.encoding import encode
 from agentbus.protocol.operations import OPERATIONS, required_fields
 from agentbus.protocol.peer import PEER_OPERATIONS, PeerOperation, required_arguments
+from agentbus.rules.talk import TALK_CODES
 from agentbus.settings import SETTINGS, Setting
 from tests.architecture.tree import ROOT
 
 DOCS = ROOT / "docs"
-
-_RESERVED = ("talk_",)
-"""Settings of parts that do not exist in this version: checked, shown, without effect."""
 
 _SETTINGS_HEAD = """\
 # Settings
@@ -52,13 +50,6 @@ This page is made from `agentbus/settings.py`.
 
 | Setting | Default | May be | Meaning |
 |---|---|---|---|
-"""
-
-_SETTINGS_FOOT = """
-## Settings without effect in this version
-
-These are read and checked, so that a file written today stays valid, but nothing uses them yet:
-
 """
 
 _SETTINGS_OF_TOOLS = """
@@ -111,11 +102,8 @@ _TOOL_NOTES = {
 
 def settings_page() -> str:
     """docs/settings.md."""
-    in_use = [row for row in SETTINGS if not row.name.startswith(_RESERVED)]
-    reserved = [row for row in SETTINGS if row.name.startswith(_RESERVED)]
-    lines = [_setting_line(row) for row in in_use]
-    waiting = ", ".join(f"`{row.name}`" for row in reserved)
-    return f"{_SETTINGS_HEAD}{''.join(lines)}{_SETTINGS_FOOT}{waiting}.\n{_SETTINGS_OF_TOOLS}"
+    lines = [_setting_line(row) for row in SETTINGS]
+    return f"{_SETTINGS_HEAD}{''.join(lines)}{_SETTINGS_OF_TOOLS}"
 
 
 def _setting_line(row: Setting) -> str:
@@ -252,7 +240,24 @@ _PEER_RESULTS = {
     "`peer_agent_ids`, `kind`, `ts`, `human_decision`",
 }
 
-PAGES = {"settings.md": settings_page, "tools.md": tools_page}
+
+def talk_page() -> str:
+    """docs/talk.md: as it was written by hand, with the table of codes."""
+    page = (DOCS / "talk.md").read_text(encoding="utf-8")
+    head, begin, rest = page.partition(_CODES_BEGIN)
+    _, end, foot = rest.partition(_CODES_END)
+    rows = "".join(
+        f"| `{row.name}` | {'yes' if row.retryable else 'no'} | {row.status} | {row.meaning} |\n"
+        for row in TALK_CODES
+    )
+    return f"{head}{begin}\n\n{_CODES_HEAD}{rows}\n{end}{foot}"
+
+
+_CODES_BEGIN = "made from agentbus/rules/talk.py: python -m tests.docs.pages -->"
+_CODES_END = "<!-- end of the table -->"
+_CODES_HEAD = "| Code | Retryable | Status | Meaning |\n|---|---|---|---|\n"
+
+PAGES = {"settings.md": settings_page, "talk.md": talk_page, "tools.md": tools_page}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentbus.cli.entry import EXIT_OK, EXIT_USAGE
+from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from tests.bus_fixture import ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin
 from tests.cli.test_human import SHOWN as SHOWN_OF_PEOPLE
@@ -28,6 +28,8 @@ EXITS = {
     "agentbus job list": EXIT_OK,
     "agentbus job cancel cake": EXIT_OK,
     "agentbus daemon --detach": EXIT_OK,
+    "agentbus talk list": EXIT_OK,
+    "agentbus talk result 0199c0de-0000-7000-8000-000000000001": EXIT_FAILURE,
     "agentbus reset": EXIT_USAGE,  # as documented: there is no terminal here
     "agentbus stop": EXIT_OK,
 }
@@ -37,6 +39,9 @@ RUN_ELSEWHERE = {
     "agentbus-admin doctor": "tests/cli/test_doctor.py",
     "agentbus-admin export --output backup.jsonl": "tests/cli/test_export.py",
     "agentbus-admin import backup.jsonl": "tests/cli/test_export.py",
+    "agentbus talk serve --instance worker --exec -- ./answer.sh": "tests/talk/test_serving.py",
+    "agentbus talk serve --instance worker --peer": "tests/talk/test_peer.py",
+    "agentbus talk send --to worker --from reviewer 'Verified?'": "tests/talk/test_serving.py",
     "agentbus wait --timeout 600": "tests/cli/test_wait.py",
     **dict.fromkeys(SHOWN_OF_PEOPLE, "tests/cli/test_human.py"),
     "agentbus job run -- python -m my_tool": "tests/jobs/test_running.py",

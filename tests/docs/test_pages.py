@@ -23,7 +23,7 @@ from agentbus.encoding import decode_strict
 from agentbus.jobs import decode_event
 from agentbus.jobs.running import EXIT_CODES
 from agentbus.jobs.settings import VARIABLES
-from agentbus.protocol import peer_frames, session
+from agentbus.protocol import peer_frames, session, talk
 from agentbus.protocol.jobs import JOB_REQUESTS
 from agentbus.protocol.operations import OPERATIONS
 from agentbus.protocol.people import PERSONS_REQUESTS
@@ -102,6 +102,7 @@ def test_protocol_page_names_every_request_and_notification_of_a_client() -> Non
     }
     handled = parsers | {"heartbeat", "stop", "reset", *front_door._REPORTS}
     handled |= PERSONS_REQUESTS.keys() | JOB_REQUESTS.keys() | {"job_event"}
+    handled |= talk.PARSERS.keys()
     operations = set(OPERATIONS) - {"receive"}
     text = (DOCS / "protocol.md").read_text(encoding="utf-8")
     clients = text[text.index("## Requests of") : text.index("## Notifications of the daemon")]

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from agentbus.command_run import Cancellation
 from agentbus.encoding import encode
 from agentbus.errors import InspectionRejectedError
-from agentbus.inspection import Allowed, Cancellation, Denied, Verdict, inspect
+from agentbus.inspection import Allowed, Denied, Verdict, inspect
 from tests.bus_fixture import ThrowAwayBus
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "inspection_hook.py"

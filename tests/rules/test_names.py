@@ -93,6 +93,8 @@ def test_a_repository_is_hinted_by_its_last_part(repository: str | None, hint: s
         ("\u202ehuman:pat", "human:"),
         ("human\uff1apat", "human:"),
         ("\uff28uman:pat", "human:"),
+        ("talk:Sam", "talk:"),
+        ("TALK: Sam", "talk:"),
         ("@Sam", "@"),
         ("\u2060@Sam", "@"),
         ("\uff20Sam", "@"),

@@ -13,7 +13,7 @@ from agentbus.config import Config
 from agentbus.errors import DiscoveryDisabledError, NotFoundError, ValidationError
 from agentbus.limits import PEER_PAGE_MAX, PEER_RECIPIENTS
 from agentbus.protocol.peer import PeerAgents, PeerOperation
-from agentbus.rules.peer import is_person
+from agentbus.rules.peer import is_issued
 
 Ask = Callable[[PeerOperation], Awaitable[dict[str, Any]]]
 
@@ -36,7 +36,7 @@ async def everybody(ask: Ask, config: Config, own_agent: str) -> tuple[str, ...]
         page = await ask(PeerAgents(cursor=cursor, limit=PEER_PAGE_MAX))
         for row in page["agents"]:
             name = row["agent"]
-            if name == own_agent or is_person(name):
+            if name == own_agent or is_issued(name):
                 continue
             if allowed == "*" or name in allowed:
                 found.append(row["agent_id"])

@@ -15,7 +15,7 @@ from agentbus.cli.entry import ERROR_CHARACTERS, EXIT_NOT_RUNNING, EXIT_OK, Argu
 from agentbus.cli.output import print_json
 from agentbus.cli.running import find_daemon, runtime_paths
 from agentbus.cli.text import for_terminal
-from agentbus.config import ConfigError, load_config
+from agentbus.config import READ_AGAIN, ConfigError, load_config
 from agentbus.envelope import rfc3339
 from agentbus.transport.refusals import last_refusal
 
@@ -80,7 +80,8 @@ def configuration_notes(in_use: dict[str, Any], given: str | None) -> list[str]:
     except ConfigError as error:
         return [*notes, f"the configuration file cannot be used: {error.message}"]
     values = in_use.get("values") or {}
-    changed = sorted(name for name in values if name in wanted and wanted[name] != values[name])
+    compared = (values.keys() & wanted.keys()) - READ_AGAIN
+    changed = sorted(name for name in compared if wanted[name] != values[name])
     if changed:
         notes.append(
             f"the daemon does not use what {path or 'the file'} says for {', '.join(changed)}; "

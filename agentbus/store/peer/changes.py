@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from agentbus.envelope import PeerKind
+from agentbus.envelope import PeerKind, Recipient
 from agentbus.errors import ConflictError
 from agentbus.identity import Attachment
 from agentbus.ids import (
@@ -71,6 +71,20 @@ class PeerMutation(Mutation):
     @property
     def _has_key(self) -> bool:
         return getattr(self.operation, "idempotency_key", None) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate(PeerMutation):
+    """A question over talk: a request to an agent, from a sender that the daemon issues.
+
+    `recipient`: None when no session of that agent is attached; then only a repeat has an answer,
+    that of the first time. Nobody's budget is charged, and `peer_allow` is about other senders.
+    """
+
+    recipient: Recipient | None = None
+
+    def key_reused(self) -> ConflictError:
+        return ConflictError("that idempotencyKey was used for another prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +181,7 @@ class Decide:
 
 PeerChange: TypeAlias = (
     PeerMutation
+    | Delegate
     | ClaimDelivery
     | ExtendLease
     | AbandonLease

@@ -13,7 +13,7 @@ from agentbus.errors import ConflictError, NotFoundError, ValidationError
 from agentbus.ids import DeliveryId, new_id
 from agentbus.limits import PEER_ACTION_CHARACTERS
 from agentbus.protocol.people import NEED_INSTRUCTIONS
-from agentbus.rules.peer import VERSION_CHANGED, is_person
+from agentbus.rules.peer import VERSION_CHANGED, is_issued
 from agentbus.store.changes import Done, Fact
 from agentbus.store.peer import deliveries
 from agentbus.store.peer.changes import Decide, DeliveryChanged
@@ -135,9 +135,9 @@ def _new_recipient(work: Work, change: Decide, row: DeliveryRow) -> Recipient | 
         raise ValidationError(
             f"human decide: {change.to!r} has this work already; approve lets it go on"
         )
-    if is_person(recipient.agent):
+    if is_issued(recipient.agent):
         raise ValidationError(
-            f"human decide: {change.to!r} is a person, whom no agent's work is given to"
+            f"human decide: {change.to!r} is no agent, so no agent's work is given to it"
         )
     if recipient.session_id == row.sender_session:
         raise ValidationError(

@@ -14,7 +14,7 @@ from peewee import SQL, fn
 
 from agentbus.encoding import decode_trusted, encode
 from agentbus.ids import AgentId, DeliveryId, SessionId
-from agentbus.limits import HUMAN_PREFIX, JOBS_AGENT
+from agentbus.limits import HUMAN_PREFIX, JOBS_AGENT, TALK_PREFIX
 from agentbus.store.reader import Reader
 from agentbus.store.schema import IS_OPEN, IS_UNANSWERED, PLACE, Agent, Delivery, Session, text
 
@@ -31,6 +31,7 @@ _AGENTS = text(
     .where(
         (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(HUMAN_PREFIX)))) != PLACE)
         & (Agent.name != PLACE)
+        & (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(TALK_PREFIX)))) != PLACE)
     )
     .order_by(Agent.name)
 )
@@ -113,14 +114,15 @@ class DirectoryReader(Reader):
     """See the module's text. Open one per thread."""
 
     def directory(self, attached: Iterable[SessionId]) -> list[AgentCard]:
-        """All agents by name but people and emitters of jobs, each with its attached sessions."""
+        """All agents by name, each with its attached sessions, but those that the daemon issues:
+        people, callers over talk, emitters of jobs."""
         sessions: defaultdict[AgentId, list[SessionCard]] = defaultdict(list)
         with self._snapshot():
             at_work = set(self._all(_AT_WORK))
             for agent_id, session_id, *rest in self._all(_SESSIONS, among(attached)):
                 at = ((session_id, state) in at_work for state in ("leased", "paused"))
                 sessions[agent_id].append(SessionCard(session_id, *rest, *at))
-            rows = self._all(_AGENTS, HUMAN_PREFIX, JOBS_AGENT)
+            rows = self._all(_AGENTS, HUMAN_PREFIX, JOBS_AGENT, TALK_PREFIX)
         return [
             AgentCard(
                 agent_id,

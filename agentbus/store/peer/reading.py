@@ -16,11 +16,12 @@ from peewee import SQL, fn
 from agentbus.envelope import rfc3339
 from agentbus.errors import NotFoundError, ValidationError
 from agentbus.ids import AgentId, MessageId, Sequence, SessionId
-from agentbus.limits import HUMAN_PREFIX, PEER_THREADS, RESULT_BYTES
+from agentbus.limits import PEER_THREADS, RESULT_BYTES
 from agentbus.protocol.peer import PeerRecent, ReplyFilter
 from agentbus.rules.peer import (
     ambiguous_delivery,
     consultation_left_us,
+    is_issued,
     is_reached,
     no_delivery,
     no_message,
@@ -257,7 +258,7 @@ class PeerReader(DirectoryReader):
                 "peer_agent_ids": sorted(
                     one
                     for one in {row.sender_agent, row.recipient_agent} - {agent_id}
-                    if not names[one].startswith(HUMAN_PREFIX)
+                    if not is_issued(names[one])
                 ),
                 "kind": row.kind,
                 "ts": envelope["ts"],

@@ -14,7 +14,7 @@ from agentbus.identity import SenderBinding
 from agentbus.ids import AgentId, SessionId
 from agentbus.limits import JOBS_AGENT
 from agentbus.protocol.peer import EVERYBODY
-from agentbus.rules.peer import is_person, not_allowed, not_to_people
+from agentbus.rules.peer import is_issued, is_person, not_allowed, not_unasked
 from agentbus.store.schema import PLACE, Agent, Session, text
 from agentbus.store.work import Work
 
@@ -66,12 +66,12 @@ def resolve(work: Work, words: Iterable[str], sender: SenderBinding) -> tuple[Re
 
 
 def require_allowed(work: Work, recipients: Iterable[Recipient], sender: SenderBinding) -> None:
-    """Nobody writes to people of their own accord. `peer_allow` is about whom agents may write to;
-    people are not bound by it."""
+    """Nobody writes of their own accord to who is no agent. `peer_allow` is about whom agents may
+    write to; people are not bound by it."""
     allowed = work.config.peer_allow
     for recipient in recipients:
-        if is_person(recipient.agent):
-            raise not_to_people(recipient.agent)
+        if is_issued(recipient.agent):
+            raise not_unasked(recipient.agent)
         if allowed != "*" and recipient.agent not in allowed and not is_person(sender.agent):
             raise not_allowed(recipient.agent)
 

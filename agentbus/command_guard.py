@@ -1,7 +1,7 @@
-"""A process that ends the runs of the inspection command when the daemon is killed.
+"""A process that ends the runs of a command when the process that started them is killed.
 
 Owns one small process, and the pipe that it reads: a process group that begins, one that has ended.
-The pipe's end comes only with the daemon's, however that ended, and what still runs then is killed.
+The pipe's end comes only with its owner's, however that ended, and what still runs then is killed.
 Never decides anything, never hinders a run: without it a run goes on as it is. Any thread.
 """
 
@@ -49,7 +49,10 @@ class Guard:
                 cwd="/",
             )
         except OSError as error:
-            _log.warning("runs that outlive a killed daemon will not be ended: %s", error.strerror)
+            _log.warning(
+                "if this process is killed, its commands will run on: %s",
+                error.strerror,
+            )
         finally:
             os.close(reader)
 

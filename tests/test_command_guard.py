@@ -1,4 +1,4 @@
-"""The guard of the inspection command's runs: it ends them when the daemon cannot any more."""
+"""The guard of commands: it ends their runs when their owner cannot any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from agentbus.inspection_guard import Guard
+from agentbus.command_guard import Guard
 from agentbus.processes import start_mark
 from tests.eventually import PATIENCE_S, eventually
 from tests.signals import freeze, kill
@@ -49,7 +49,7 @@ def test_what_runs_at_the_end_is_killed_and_what_has_ended_is_left_alone() -> No
 
 _OWNER = """
 import os, signal, sys
-from agentbus.inspection_guard import Guard
+from agentbus.command_guard import Guard
 Guard().began(int(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
