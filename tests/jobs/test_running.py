@@ -335,7 +335,6 @@ def agentbus_job(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("tail", "j", "--broker", "http://a/"),
         ("tail", "j", "--broker", "nats://127.0.0.1:1", "--from", "-1"),
-        ("tail", "j"),
         ("cancel", "a/b", "--broker", "nats://127.0.0.1:1"),
         ("receive", "--port", "65536"),
         ("receive", "--job", "a/b"),
