@@ -132,6 +132,7 @@ def test_capabilities_of_the_session_and_of_the_configuration_are_found(
 
 def test_capabilities_are_as_many_as_they_may_be(bus: InProcessBus) -> None:
     most = [f"c{n:02}" for n in range(PEER_CAPABILITIES - 1)]  # and one of the configuration
+    attach(bus, "Lee", capabilities=most[1:])
     attach(bus, "Sam", capabilities=most)
     with pytest.raises(ValidationError, match=f"at most {PEER_CAPABILITIES}"):
         attach(bus, "Kim", capabilities=[*most, "one more"])

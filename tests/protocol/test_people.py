@@ -35,10 +35,13 @@ SEND = {"to": ["Sam"], "body": "Look.", "idempotency_key": "k1"}
             {**DECIDE, "action": "reassign", "to": "Kim", "instructions": None},
             HumanDecide("i1", 1, "reassign", to="Kim"),
         ),
-        (
-            "human_decide",
-            {**DECIDE, "action": "nudge", "instructions": "x" * PEER_ACTION_CHARACTERS},
-            HumanDecide("i1", 1, "nudge", "x" * PEER_ACTION_CHARACTERS),
+        *(
+            (
+                "human_decide",
+                {**DECIDE, "action": "nudge", "instructions": text},
+                HumanDecide("i1", 1, "nudge", text),
+            )
+            for text in ("x" * (PEER_ACTION_CHARACTERS - 1), "x" * PEER_ACTION_CHARACTERS)
         ),
         ("human_send", SEND, HumanSend(("Sam",), "Look.", "k1")),
         ("human_send", {**SEND, "kind": "info"}, HumanSend(("Sam",), "Look.", "k1", "info")),
