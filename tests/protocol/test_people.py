@@ -83,7 +83,7 @@ def test_a_good_request_is_read_as_it_was_meant(method: str, params: Any, reques
             {**DECIDE, "instructions": "x" * (PEER_ACTION_CHARACTERS + 1)},
             "instructions must be at most 4000 characters",
         ),
-        ("human_decide", {**DECIDE, "action": "reassign"}, "reassign needs to"),
+        ("human_decide", {**DECIDE, "action": "reassign"}, "to is required: reassign needs"),
         ("human_decide", {**DECIDE, "to": "Kim"}, "to goes with reassign, not with approve"),
         ("human_decide", {**DECIDE, "decided_by": "me"}, "unknown parameter 'decided_by'"),
         ("human_send", {**SEND, "to": []}, "to must hold 1 to 100 items"),
