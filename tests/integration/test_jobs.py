@@ -478,10 +478,13 @@ def _pass_time(bus: InProcessBus, until: Any) -> None:
     eventually(look)
 
 
-def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_replayed(
-    bus: InProcessBus, parent: Client
-) -> None:
-    with ScriptedServer(Answer(500), Answer(500), Answer(200)) as server:
+def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_replayed() -> None:
+    # Hours may pass between the attempts on a slow machine, and no job may be lost meanwhile.
+    with (
+        in_process_bus(job_idle_seconds=86_400, job_total_seconds=604_800) as bus,
+        connect(bus.paths.socket) as parent,
+        ScriptedServer(Answer(500), Answer(500), Answer(200)) as server,
+    ):
         with Emitting(bus.paths.socket, url=server.url, max_retries=2) as job:
             job.emit(0, "accepted")
             _pass_time(bus, lambda: letters(parent))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,30 +16,13 @@ from tests.store.peers import (
     deliveries,
     delivery,
     intervention,
-    require_exact_accounting,
     token_of,
     told,
 )
 
+pytestmark = pytest.mark.usefixtures("exact_accounting")
+
 WHO = "human:kim"
-
-
-@pytest.fixture
-def bus(tmp_path: Path) -> Any:
-    bus = Bus(tmp_path)
-    yield bus
-    require_exact_accounting(bus)
-    bus.close()
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture
-def bob(bus: Bus) -> Peer:
-    return Peer(bus, "Bob")
 
 
 @pytest.fixture
@@ -247,15 +229,16 @@ def test_only_what_was_seen_is_decided_and_only_once(bus: Bus, paused: str) -> N
     assert second.error.reason == "VERSION_CHANGED"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("below", [1, 0])
 @pytest.mark.parametrize("action", ["approve", "redirect", "reassign"])
-def test_instructions_have_a_limit(bus: Bus, paused: str, action: str) -> None:
+def test_instructions_have_a_limit(bus: Bus, paused: str, action: str, below: int) -> None:
     Peer(bus, "Cid")
     to = "Cid" if action == "reassign" else None
-    text = "x" * PEER_ACTION_CHARACTERS
-    refused = bus.refused(deciding(bus, paused, action, instructions=text + "x", to=to))
+    text = "x" * (PEER_ACTION_CHARACTERS + 1)
+    refused = bus.refused(deciding(bus, paused, action, instructions=text, to=to))
     assert isinstance(refused, ValidationError)
     assert "at most 4000 characters, these have 4001" in refused.message
-    decided(bus, paused, action, instructions=text, to=to)
+    decided(bus, paused, action, instructions=text[below + 1 :], to=to)
 
 
 @pytest.mark.parametrize("action", ["redirect", "nudge"])

@@ -34,23 +34,9 @@ from agentbus.store.peer import posting, sending
 from tests.store.bus import Bus
 from tests.store.peers import Peer, deliveries, delivery, require_exact_accounting, told
 
+pytestmark = pytest.mark.usefixtures("exact_accounting")
+
 DAY_US = 86_400_000_000
-
-
-@pytest.fixture
-def sam(bus: Bus) -> Peer:
-    return Peer(bus, "Sam")
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture(autouse=True)
-def _exact(bus: Bus) -> Iterator[None]:
-    yield
-    require_exact_accounting(bus)
 
 
 # --- what a send makes ---
@@ -157,6 +143,7 @@ def test_a_recipient_is_a_session_or_an_agent_by_id_or_name(bus: Bus, sam: Peer,
 def test_an_unknown_recipient_is_named_and_nothing_is_sent(bus: Bus, sam: Peer, ann: Peer) -> None:
     error = bus.refused(sam.sending("Ann", "Nobody"))
     assert isinstance(error, NotFoundError)
+    assert (error.status, "peer discover and agents" in error.message) == (404, True)
     assert "'Nobody'" in error.message
     assert deliveries(bus) == []
     assert bus.reader().channel("@Ann") is None
