@@ -61,7 +61,7 @@ class Mutations:
 
         Raises ValidationError and TooLargeError.
         """
-        name = operation.NAME
+        name = f"peer {operation.NAME}" if isinstance(operation, PeerWriting) else operation.NAME
         if operation_id is None:
             raise ValidationError(f"{name}: operation_id is required on this connection")
         payload = payload_of(operation)

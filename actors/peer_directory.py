@@ -5,12 +5,19 @@ Owns the shape of a directory entry, its states and the pages. Reads nothing its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from actors.presence import Presence
 from agentbus.envelope import rfc3339
+from agentbus.errors import ValidationError
 from agentbus.ids import AgentId, SessionId
+from agentbus.limits import (
+    PEER_DISPLAY_CHARACTERS,
+    PEER_HOST_CHARACTERS,
+    PEER_RUNTIME_CHARACTERS,
+)
 from agentbus.protocol.peer import PeerAgents, PeerDiscover
 from agentbus.store.peer.directory import AgentCard, SessionCard
 
@@ -28,7 +35,7 @@ _BEST_FIRST: tuple[PeerState, ...] = (
 
 def directory_page(
     operation: PeerDiscover | PeerAgents,
-    cards: Iterable[AgentCard],
+    cards: Sequence[AgentCard],
     seen: Mapping[SessionId, Presence],
     own_agent: AgentId,
     own_session: SessionId,
@@ -36,8 +43,13 @@ def directory_page(
     """One page, by the agents' names; the cursor is the last of them.
 
     `agents` leaves the asking agent out, `discover` only the asking session: another one of the
-    same agent can be asked.
+    same agent can be asked. Raises ValidationError for a cursor that no page gave.
     """
+    if operation.cursor is not None and operation.cursor not in {card.agent for card in cards}:
+        raise ValidationError(
+            f"peer {operation.NAME}: cursor is no cursor; give the next_cursor of the page before, "
+            "unchanged"
+        )
     found: list[dict[str, Any]] = []
     for card in cards:
         if operation.cursor is not None and card.agent <= operation.cursor:
@@ -94,8 +106,9 @@ def _agent_entry(card: AgentCard, sessions: list[dict[str, Any]]) -> dict[str, A
 def _session_entry(card: SessionCard, presence: Presence) -> dict[str, Any]:
     return {
         "session_id": card.session_id,
-        "display_name": presence.session.sender.display_name,
-        "runtime": card.application,
+        "display_name": presence.session.sender.display_name[:PEER_DISPLAY_CHARACTERS],
+        "runtime": card.application[:PEER_RUNTIME_CHARACTERS],
+        "host": socket.gethostname()[:PEER_HOST_CHARACTERS],
         "fleet_id": card.repository,
         "state": _state(card, presence),
         "attached_at": rfc3339(presence.session.attached_at_us),

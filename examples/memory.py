@@ -3,6 +3,8 @@
     python examples/memory.py                      # on your own bus
     AGENTBUS_RUNTIME_DIR=/tmp/try python examples/memory.py --config try.json
 
+The last command uses a bus of its own; try.json has `{"data_directory": "/tmp/try/data"}`.
+
 A memory lives in a channel of kind `memory`. Its id stays, its content is replaced; whoever
 subscribes later gets it once, as it then is.
 """

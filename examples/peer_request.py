@@ -4,6 +4,8 @@
     .venv/bin/python examples/peer_request.py                # on your own bus
     AGENTBUS_RUNTIME_DIR=/tmp/try .venv/bin/python examples/peer_request.py --config try.json
 
+The last command uses a bus of its own; try.json has `{"data_directory": "/tmp/try/data"}`.
+
 Each agent has an MCP server of its own, as in `two_agents.py`. What happens here between their
 calls is what a model does: read a result, decide on the next call.
 """
@@ -11,6 +13,7 @@ calls is what a model does: read a result, decide on the next call.
 import asyncio
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +22,10 @@ from mcp import Client, StdioServerParameters
 QUESTION = "Which tests fail on the main branch? One line each."
 PATIENCE_S = 1
 """For who has not answered when somebody else has; a real agent gives more."""
+
+
+class StoppedError(Exception):
+    """What ends the example: a refusal of the bus, in its words, or work that does not come."""
 
 
 def server(agent: str, *options: str) -> StdioServerParameters:
@@ -35,7 +42,7 @@ async def peer(client: Client, op: str, **args: Any) -> dict[str, Any]:
     result = await client.call_tool("peer", {"op": op, "args": args})
     content: dict[str, Any] = result.structured_content or {}
     if result.is_error:
-        raise SystemExit(f"peer {op}: {content['error']['message']}")
+        raise StoppedError(f"peer {op}: {content['error']['message']}")
     return content
 
 
@@ -60,7 +67,7 @@ async def work(bob: Client) -> None:
     claimed = await peer(bob, "wait", timeout=20)
     delivery = claimed["delivery"]
     if delivery is None:
-        raise SystemExit("nothing came for Bob")
+        raise StoppedError("nothing came for Bob")
     request, delivery_id = delivery["envelope"], delivery["delivery_id"]
     print(f"Bob claimed what {request['from']['agent']} asks: {request['body']}")
     await peer(
@@ -101,8 +108,24 @@ async def main() -> None:
         await peer(bob, "describe", description="Knows the tests.")
         await peer(cleo, "describe", description="Knows the tests, too; is silent today.")
         request_id = await ask(ada)
-        await asyncio.gather(work(bob), collect(ada, request_id))
+        async with asyncio.TaskGroup() as both:
+            both.create_task(work(bob))
+            both.create_task(collect(ada, request_id))
+
+
+def reasons(group: BaseExceptionGroup[StoppedError]) -> Iterator[str]:
+    """The words of what tasks within tasks were ended by."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from reasons(error)
+        else:
+            yield str(error)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    stopped: str | None = None
+    try:
+        asyncio.run(main())
+    except* StoppedError as group:
+        stopped = next(reasons(group))
+    sys.exit(stopped)

@@ -4,6 +4,8 @@
     .venv/bin/python examples/two_agents.py                  # on your own bus
     AGENTBUS_RUNTIME_DIR=/tmp/try .venv/bin/python examples/two_agents.py --config try.json
 
+The last command uses a bus of its own; try.json has `{"data_directory": "/tmp/try/data"}`.
+
 What a harness such as Claude Code or Codex does for its model is done here by hand: start
 `agentbus mcp` as a child process, speak MCP over its stdin and stdout, call tools.
 """

@@ -272,7 +272,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerRequests:
-    """The requests that this agent sent and that are not answered yet, or those of one state."""
+    """The requests that this agent sent, answered or not, or those of one state."""
 
     state: ReplyFilter | None = None
     limit: int = 20

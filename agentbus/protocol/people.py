@@ -85,7 +85,9 @@ class HumanDecide:
         if self.action in NEED_INSTRUCTIONS and self.instructions is None:
             raise ValidationError(f"human_decide: {self.action} needs instructions")
         if self.action == "reassign" and self.to is None:
-            raise ValidationError("human_decide: reassign needs to, the agent who shall do it")
+            raise ValidationError(
+                "human_decide: to is required: reassign needs an agent or a session"
+            )
         if self.action != "reassign" and self.to is not None:
             raise ValidationError(f"human_decide: to goes with reassign, not with {self.action}")
 

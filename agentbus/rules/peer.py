@@ -71,14 +71,18 @@ def resumed(delivery_id: str, resume_context: dict[str, Any]) -> ConflictError:
     )
 
 
-def unavailable(delivery_id: str, delivery_state: str) -> ConflictError:
+def unavailable(delivery_id: str, delivery_state: str | None) -> ConflictError:
+    """`delivery_state` is not known where all that can be told is who does not hold it."""
+    detail = {"delivery_id": delivery_id}
+    if delivery_state is not None:
+        detail["delivery_state"] = delivery_state
     return ConflictError(
-        f"delivery {delivery_id} is {delivery_state} and no longer this session's; drop the work "
-        "and send the answer nowhere else",
+        f"delivery {delivery_id} is {delivery_state or 'held by another session or by none'} and "
+        "no longer this session's; drop the work and send the answer nowhere else",
         reason=DELIVERY_UNAVAILABLE,
         state="unavailable",
         status=_CONFLICT,
-        detail={"delivery_id": delivery_id, "delivery_state": delivery_state},
+        detail=detail,
     )
 
 
@@ -93,6 +97,30 @@ def no_message(message_id: str) -> NotFoundError:
     return NotFoundError(
         f"there is no direct message {message_id!r} that this agent sent or got, or it is retained "
         "no more",
+        status=_NOT_FOUND,
+    )
+
+
+def no_recipient(word: str, asker: str) -> NotFoundError:
+    """`asker`: the agent, or the person, who is told where to look."""
+    where = "agentbus-admin sessions lists" if is_person(asker) else "peer discover and agents list"
+    return NotFoundError(
+        f"there is no agent or session {word!r}; {where} those there are", status=_NOT_FOUND
+    )
+
+
+def no_agent(word: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no agent {word!r}; peer agents lists those there are", status=_NOT_FOUND
+    )
+
+
+def nobody(allowed_only: bool) -> NotFoundError:
+    """What `*` in the recipients stands for."""
+    which = " that peer_allow names" if allowed_only else ""
+    return NotFoundError(
+        f'peer send: "*" stands for nobody: the directory has no other agent{which}; agents shows '
+        "who is known",
         status=_NOT_FOUND,
     )
 

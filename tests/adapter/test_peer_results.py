@@ -198,6 +198,7 @@ def test_everybody_may_be_nobody_or_too_many_or_not_to_be_known(
         told = await adapter.peer("send", **SEND)
         assert told["error"]["code"] == code
         assert says in told["error"]["message"]
+        assert told["error"].get("status") == (404 if code == "not_found" else None)
         assert all(op == "agents" for op, _ in operations(daemon))
 
     play()

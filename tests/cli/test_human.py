@@ -124,16 +124,36 @@ def test_an_empty_bus_says_that_nothing_waits(running_bus: ThrowAwayBus) -> None
             EXIT_FAILURE,
             "no intervention",
         ),
-        (("human", "decide", "i1", "maybe", "--if-version", "1"), EXIT_USAGE, "one of approve"),
+        (
+            ("human", "decide", "i1", "maybe", "--if-version", "1"),
+            EXIT_USAGE,
+            "human decide: ACTION must be",
+        ),
+        (("human", "decide", "i1", "reassign"), EXIT_USAGE, "human decide: --to is required"),
+        (("human", "decide", "i1", "cancel", "--to", "Kim"), EXIT_USAGE, "--to goes with reassign"),
+        (("human", "send", "Kim", "--body", "", "--info"), EXIT_USAGE, "--body must not be empty"),
+        (("human", "send", "K", "--body", "b", "--due", "59"), EXIT_USAGE, "send: --due must be"),
+        (
+            ("human", "send", "K", "--body", "b", "--info", "--due", "60"),
+            EXIT_USAGE,
+            "human send: --due goes with a request",
+        ),
+        (("human", "send", "K", "K", "--body", "b"), EXIT_USAGE, "human send: NAME item 1"),
+        (("human", "list", "--limit", "101"), EXIT_USAGE, "human list: --limit must be 1 to 100"),
         (("human", "decide", "i1", "nudge", "--if-version", "1"), EXIT_USAGE, "needs instructions"),
         (("human", "decide", "i1", "approve", "--if-version", "x"), EXIT_USAGE, "a whole number"),
         (("human", "send", "Sam"), EXIT_USAGE, "do not go together"),
-        (("human", "send", "Nobody", "--body", "Look."), EXIT_FAILURE, "'Nobody'"),
-        (("human", "send", "*", "--body", "Look."), EXIT_USAGE, '"*"'),
+        (
+            ("human", "send", "Nobody", "--body", "Look."),
+            EXIT_FAILURE,
+            "'Nobody'; agentbus-admin sessions",
+        ),
+        (("human", "send", "*", "--body", "Look."), EXIT_USAGE, 'human send: "*"'),
         (("human", "send", "human:x", "--body", "Look."), EXIT_FAILURE, "'human:x'"),
         (("human", "replies", "--limit", "0"), EXIT_USAGE, "1 to 100"),
         (("human", "replies", "--limit", "²"), EXIT_USAGE, "a whole number"),
-        (("requests", "--state", "late"), EXIT_USAGE, "one of awaiting"),
+        (("requests", "--state", "late"), EXIT_USAGE, "requests: --state must be one of"),
+        (("requests", "--agent", "Nope"), EXIT_FAILURE, "there is no agent 'Nope'"),
         (("human",), EXIT_USAGE, "do not go together"),
     ],
 )
@@ -276,5 +296,6 @@ def test_a_message_from_stdin_is_sent_once_however_often(
 
 
 def test_the_shown_filter_of_requests_is_accepted(shared_bus: ThrowAwayBus) -> None:
-    done = shown(shared_bus, "agentbus-admin requests --state overdue --agent Sam")
+    with PeerSession(shared_bus.attach("Sam")):
+        done = shown(shared_bus, "agentbus-admin requests --state overdue --agent Sam")
     assert (done.returncode, done.stdout.startswith("Requests (0)")) == (EXIT_OK, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -92,6 +93,37 @@ def test_the_directory_comes_in_pages_by_name(bus: InProcessBus) -> None:
     assert (seen, page["next_cursor"]) == (names, None)
 
 
+@pytest.mark.parametrize("op", ["discover", "agents"])
+def test_a_cursor_that_no_page_gave_is_refused(bus: InProcessBus, op: str) -> None:
+    sam = attach(bus, "Sam")
+    for cursor in ("abc", "0", "Sa"):
+        with pytest.raises(ValidationError, match=f"^peer {op}: cursor is no cursor"):
+            sam.peer(op, cursor=cursor)
+
+
+@pytest.mark.parametrize(("name", "shown"), [(119, 119), (120, 120), (121, 120), (128, 120)])
+def test_a_session_says_who_it_is_and_where_it_runs(
+    bus: InProcessBus, name: int, shown: int
+) -> None:
+    sam = attach(bus, "Sam")
+    attach(bus, "k" * name, "Kim-1")
+    (entry,) = sam.peer("discover")["agents"]
+    (session,) = entry["sessions"]
+    assert entry["agent"] == "k" * name
+    assert session["display_name"] == "k" * shown
+    assert session["host"] == socket.gethostname()[:255]
+
+
+@pytest.mark.parametrize(("name", "shown"), [(63, 63), (64, 64), (65, 64), (128, 64)])
+def test_the_runtime_of_a_session_is_shown_within_its_bound(
+    bus: InProcessBus, name: int, shown: int
+) -> None:
+    sam = attach(bus, "Sam")
+    attach(bus, "Kim", application="c" * name)
+    (entry,) = sam.peer("discover")["agents"]
+    assert [one["runtime"] for one in entry["sessions"]] == ["c" * shown]
+
+
 def test_a_directory_that_is_switched_off_says_so_and_names_still_work() -> None:
     with in_process_bus(discovery_enabled=False) as bus:
         sam, kim = attach(bus, "Sam"), attach(bus, "Kim")
@@ -132,6 +164,7 @@ def test_capabilities_of_the_session_and_of_the_configuration_are_found(
 
 def test_capabilities_are_as_many_as_they_may_be(bus: InProcessBus) -> None:
     most = [f"c{n:02}" for n in range(PEER_CAPABILITIES - 1)]  # and one of the configuration
+    attach(bus, "Lee", capabilities=most[1:])
     attach(bus, "Sam", capabilities=most)
     with pytest.raises(ValidationError, match=f"at most {PEER_CAPABILITIES}"):
         attach(bus, "Kim", capabilities=[*most, "one more"])

@@ -14,6 +14,7 @@ from agentbus.errors import (
     BusError,
     ConflictError,
     NotFoundError,
+    TooLargeError,
     ValidationError,
 )
 from agentbus.rules.peer import STALE_LEASE
@@ -333,3 +334,11 @@ def test_a_session_that_is_taken_over_goes_on_with_its_work(bus: InProcessBus) -
     assert again.token != stale
     again.reply(held, "done")
     assert sam.peer("collect", message_id=sent["message_id"])["outcome"] == "complete"
+
+
+def test_a_message_over_the_limit_is_refused_by_the_name_of_its_operation() -> None:
+    with in_process_bus(max_message_kib=1) as bus:
+        sam = attach(bus, "Sam")
+        attach(bus, "Kim")
+        with pytest.raises(TooLargeError, match="peer send: the message takes at least"):
+            sam.ask("Kim", body="x" * 1100)

@@ -211,7 +211,7 @@ def test_an_argument_of_nothing_or_of_another_operation_is_refused(op: str) -> N
 
 @pytest.mark.parametrize(("op", "key", "least", "most"), _named(TEXT_LENGTHS))
 def test_a_text_has_its_length_in_characters(op: str, key: str, least: int, most: int) -> None:
-    for length in {least, most}:
+    for length in {least, least + 1, most - 1, most}:
         assert len(parse(op, key, "ä" * length)) == length
     refused(op, key, "ä" * (most + 1))
     if least:
@@ -264,9 +264,10 @@ def test_a_number_has_its_bounds(op: str, key: str, least: float, most: float) -
 def test_a_list_has_its_bounds_and_each_item_once(
     op: str, key: str, least: int, most: int, length: int
 ) -> None:
-    for count in {least, most}:
+    for count in {least, least + 1, most - 1, most}:
         assert len(parse(op, key, [str(number) for number in range(count)])) == count
-    assert parse(op, key, ["x" * length]) == ("x" * length,)
+    for characters in (1, length - 1, length):
+        assert parse(op, key, ["x" * characters]) == ("x" * characters,)
     refused(op, key, [str(number) for number in range(most + 1)])
     if least:
         refused(op, key, [])
@@ -345,8 +346,10 @@ def test_a_response_and_an_ack_need_what_they_answer() -> None:
 def test_the_context_of_a_memory_is_of_one_thing(args: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="either delivery_id or message_id"):
         parse_peer("memory_context", args)
-    assert parse("memory_context", "message_id", "m" * 80) == "m" * 80
-    refused("memory_context", "message_id", "m" * 81)
+    for length in (1, 2, 79, 80):
+        assert parse("memory_context", "message_id", "m" * length) == "m" * length
+    for wrong in ("", "m" * 81, 5, True):
+        refused("memory_context", "message_id", wrong)
 
 
 def test_a_text_that_no_json_could_carry_is_refused() -> None:

@@ -35,10 +35,13 @@ SEND = {"to": ["Sam"], "body": "Look.", "idempotency_key": "k1"}
             {**DECIDE, "action": "reassign", "to": "Kim", "instructions": None},
             HumanDecide("i1", 1, "reassign", to="Kim"),
         ),
-        (
-            "human_decide",
-            {**DECIDE, "action": "nudge", "instructions": "x" * PEER_ACTION_CHARACTERS},
-            HumanDecide("i1", 1, "nudge", "x" * PEER_ACTION_CHARACTERS),
+        *(
+            (
+                "human_decide",
+                {**DECIDE, "action": "nudge", "instructions": text},
+                HumanDecide("i1", 1, "nudge", text),
+            )
+            for text in ("x" * (PEER_ACTION_CHARACTERS - 1), "x" * PEER_ACTION_CHARACTERS)
         ),
         ("human_send", SEND, HumanSend(("Sam",), "Look.", "k1")),
         ("human_send", {**SEND, "kind": "info"}, HumanSend(("Sam",), "Look.", "k1", "info")),
@@ -80,7 +83,7 @@ def test_a_good_request_is_read_as_it_was_meant(method: str, params: Any, reques
             {**DECIDE, "instructions": "x" * (PEER_ACTION_CHARACTERS + 1)},
             "instructions must be at most 4000 characters",
         ),
-        ("human_decide", {**DECIDE, "action": "reassign"}, "reassign needs to"),
+        ("human_decide", {**DECIDE, "action": "reassign"}, "to is required: reassign needs"),
         ("human_decide", {**DECIDE, "to": "Kim"}, "to goes with reassign, not with approve"),
         ("human_decide", {**DECIDE, "decided_by": "me"}, "unknown parameter 'decided_by'"),
         ("human_send", {**SEND, "to": []}, "to must hold 1 to 100 items"),

@@ -247,15 +247,16 @@ def test_only_what_was_seen_is_decided_and_only_once(bus: Bus, paused: str) -> N
     assert second.error.reason == "VERSION_CHANGED"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("below", [1, 0])
 @pytest.mark.parametrize("action", ["approve", "redirect", "reassign"])
-def test_instructions_have_a_limit(bus: Bus, paused: str, action: str) -> None:
+def test_instructions_have_a_limit(bus: Bus, paused: str, action: str, below: int) -> None:
     Peer(bus, "Cid")
     to = "Cid" if action == "reassign" else None
-    text = "x" * PEER_ACTION_CHARACTERS
-    refused = bus.refused(deciding(bus, paused, action, instructions=text + "x", to=to))
+    text = "x" * (PEER_ACTION_CHARACTERS + 1)
+    refused = bus.refused(deciding(bus, paused, action, instructions=text, to=to))
     assert isinstance(refused, ValidationError)
     assert "at most 4000 characters, these have 4001" in refused.message
-    decided(bus, paused, action, instructions=text, to=to)
+    decided(bus, paused, action, instructions=text[below + 1 :], to=to)
 
 
 @pytest.mark.parametrize("action", ["redirect", "nudge"])

@@ -138,7 +138,9 @@ def test_requests_are_those_of_all_agents_by_state_and_by_agent(
     assert seen("overdue") == []
     assert seen(agent="Kim") == [("Kim", "Ann", "awaiting")]
     assert seen(agent="Sam") == [("Sam", "Ann", "awaiting")]
-    assert seen(agent="Nobody") == []
+    assert seen("overdue", "Kim") == []
+    with pytest.raises(NotFoundError, match="no agent 'Nobody'"):
+        seen(agent="Nobody")
     (row,) = people.requests("replied", None, 100, {})
     assert len(row["excerpt"]) == EXCERPT_CHARACTERS
     assert (row["delivery_state"], row["session"]) == ("acked", "Sam")

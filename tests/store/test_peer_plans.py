@@ -30,6 +30,7 @@ _REPLIES = "deliveries_reply_to (reply_to=?)"
         (directory._IN_INBOXES, _UNANSWERED),
         (reading._HELD_DEADLINE, "delivery_held"),
         (reading._REQUESTS, _UNANSWERED),
+        (reading._ALL_REQUESTS, "deliveries_sender_agent_sequence (sender_agent=?)"),
         (reading._RESPONSES, _REPLIES),
         (reading._RECENT_REPLIES[0], _REPLIES),
         (reading._RECENT_REPLIES[1], _REPLIES),

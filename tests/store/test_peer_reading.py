@@ -153,6 +153,14 @@ def test_requests_are_ones_own_by_state_the_newest_first(
     assert found["recipient"] == {"agent": "Bob", "agent_id": bob.agent_id}
     assert found["ts"] == 1_800_000_000_000
     assert len(reader.requests(ann.agent_id, None, 2, NOBODY)) == 2
+    bob.do("reply", bob.claim()["delivery_id"])
+    bob.do("ack", bob.claim()["delivery_id"])
+    assert [one["reply_state"] for one in reader.requests(ann.agent_id, None, 20, NOBODY)] == [
+        "awaiting",
+        "unanswered",
+        "replied",
+    ]
+    assert reader.requests(ann.agent_id, "overdue", 20, NOBODY) == []
     assert reader.requests(bob.agent_id, None, 20, NOBODY) == []
 
 
@@ -177,8 +185,9 @@ def test_recent_is_what_an_agent_sent_and_got_newest_first(
     assert bodies(reader, bob, agent_id=cid.agent_id) == ["3", "2"]
     assert bodies(reader, bob, thread_id="t") == ["3"]
     assert bodies(reader, ann, thread_id="t") == []
-    with pytest.raises(NotFoundError, match="no agent 'Dan'"):
+    with pytest.raises(NotFoundError, match="no agent 'Dan'") as refused:
         bodies(reader, ann, agent_id="Dan")
+    assert refused.value.status == 404
 
 
 def test_recent_goes_on_where_the_page_before_ended(
@@ -254,9 +263,11 @@ def test_only_the_latest_threads_are_listed(
     reader: PeerReader, peers: tuple[Peer, Peer, Peer], bus: Bus
 ) -> None:
     ann = peers[0]
-    bus.store.apply([ann.sending("Bob", thread_id=f"t{n}") for n in range(PEER_THREADS + 1)])
-    threads = [one["thread_id"] for one in reader.threads(ann.agent_id)]
-    assert threads == [f"t{n}" for n in range(PEER_THREADS, 0, -1)]
+    bus.store.apply([ann.sending("Bob", thread_id=f"t{n}") for n in range(PEER_THREADS - 1)])
+    for count in range(PEER_THREADS - 1, PEER_THREADS + 2):
+        threads = [one["thread_id"] for one in reader.threads(ann.agent_id)]
+        assert threads == [f"t{n}" for n in range(count)][: -PEER_THREADS - 1 : -1]
+        bus.store.apply([ann.sending("Bob", thread_id=f"t{count}")])
 
 
 # --- memory_context ---

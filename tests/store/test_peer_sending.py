@@ -157,6 +157,7 @@ def test_a_recipient_is_a_session_or_an_agent_by_id_or_name(bus: Bus, sam: Peer,
 def test_an_unknown_recipient_is_named_and_nothing_is_sent(bus: Bus, sam: Peer, ann: Peer) -> None:
     error = bus.refused(sam.sending("Ann", "Nobody"))
     assert isinstance(error, NotFoundError)
+    assert (error.status, "peer discover and agents" in error.message) == (404, True)
     assert "'Nobody'" in error.message
     assert deliveries(bus) == []
     assert bus.reader().channel("@Ann") is None

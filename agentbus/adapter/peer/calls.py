@@ -289,7 +289,7 @@ class PeerCall:
         lease = _taken_lease(body)
         if lease is None:
             self._leases.ended(delivery_id)
-            raise refusals.unavailable(delivery_id, "held by another session or by none")
+            raise refusals.unavailable(delivery_id, None)
         self._leases.hold(lease)
         context = self._leases.unseen_instructions(body["delivery"])
         if context is None:

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentbus.config import Config
-from agentbus.errors import DiscoveryDisabledError, NotFoundError, ValidationError
+from agentbus.errors import DiscoveryDisabledError, ValidationError
 from agentbus.limits import PEER_PAGE_MAX, PEER_RECIPIENTS
 from agentbus.protocol.peer import PeerAgents, PeerOperation
-from agentbus.rules.peer import is_person
+from agentbus.rules.peer import is_person, nobody
 
 Ask = Callable[[PeerOperation], Awaitable[dict[str, Any]]]
 
@@ -49,9 +49,5 @@ async def everybody(ask: Ask, config: Config, own_agent: str) -> tuple[str, ...]
         if not page.get("has_more") or cursor is None:
             break
     if not found:
-        which = "" if allowed == "*" else " that peer_allow names"
-        raise NotFoundError(
-            f'peer send: "*" stands for nobody: the directory has no other agent{which}; agents '
-            "shows who is known"
-        )
+        raise nobody(allowed_only=allowed != "*")
     return tuple(found)

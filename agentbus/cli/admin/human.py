@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from agentbus.cli.admin.asking import ask, check
 from agentbus.cli.admin.numbers import optional_number
 from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.output import print_json
@@ -16,7 +17,6 @@ from agentbus.cli.running import Daemon, need_daemon
 from agentbus.cli.text import for_terminal
 from agentbus.errors import ConflictError, InspectionRejectedError
 from agentbus.ids import new_id
-from agentbus.protocol.people import parse_persons_request
 from agentbus.rules.peer import VERSION_CHANGED
 
 WRITE_S = 30.0
@@ -31,12 +31,12 @@ def human(arguments: Arguments) -> int:
         if arguments["send"]:
             return _send(daemon, arguments)
         if arguments["show"]:
-            answer = daemon.ask("human_show", params={"id": arguments["ID"]})
+            answer = ask(daemon, "human_show", {"id": arguments["ID"]})
         elif arguments["replies"]:
-            answer = daemon.ask("human_replies", params=_page(arguments))
+            answer = ask(daemon, "human_replies", _page(arguments))
         else:
             decided = {"decided": arguments["--decided"]}
-            answer = daemon.ask("human_list", params=decided | _page(arguments))
+            answer = ask(daemon, "human_list", decided | _page(arguments))
     if arguments["--json"]:
         print_json(answer)
     else:
@@ -73,13 +73,13 @@ def _decide(daemon: Daemon, arguments: Arguments) -> int:
         "to": arguments["--to"],
     }
     # What is wrong with the arguments is told before anything is looked up.
-    parse_persons_request("human_decide", decision)
-    whole = daemon.ask("human_show", params={"id": arguments["ID"]})
+    check("human_decide", decision)
+    whole = ask(daemon, "human_show", {"id": arguments["ID"]})
     intervention_id = decision["intervention_id"] = whole["intervention_id"]
     if version is None:
         decision["version"] = whole["version"]
     try:
-        answer = daemon.ask("human_decide", WRITE_S, decision)
+        answer = ask(daemon, "human_decide", decision, WRITE_S)
     except ConflictError as error:
         if error.reason != VERSION_CHANGED:
             raise
@@ -104,7 +104,7 @@ def _send(daemon: Daemon, arguments: Arguments) -> int:
         "expect_reply_within_seconds": optional_number(arguments, "--due"),
     }
     try:
-        receipt = daemon.ask("human_send", WRITE_S, message)
+        receipt = ask(daemon, "human_send", message, WRITE_S)
     except InspectionRejectedError as error:
         raise InspectionRejectedError(f"{error.message}; the reason: {error.reason}") from None
     if arguments["--json"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentbus.cli.admin.asking import ask
 from agentbus.cli.admin.numbers import optional_number
 from agentbus.cli.entry import EXIT_OK, Arguments
 from agentbus.cli.output import console, print_json, table
@@ -16,7 +17,7 @@ def requests(arguments: Arguments) -> int:
         "limit": optional_number(arguments, "--limit"),
     }
     with need_daemon() as daemon:
-        answer = daemon.ask("requests", params=asked)
+        answer = ask(daemon, "requests", asked)
     if arguments["--json"]:
         print_json(answer)
         return EXIT_OK

@@ -14,6 +14,7 @@ from peewee import JOIN, SQL, fn
 
 from agentbus.encoding import decode_trusted
 from agentbus.envelope import rfc3339
+from agentbus.errors import NotFoundError
 from agentbus.limits import RESULT_BYTES
 from agentbus.protocol.people import UNANSWERED_STATES, RequestState
 from agentbus.store.peer.changes import ReplyCause
@@ -104,6 +105,7 @@ _REPLIES = text(
     .limit(PLACE)
 )
 
+_AGENT_NAMED = text(Agent.select(SQL("1")).where(Agent.name == PLACE))
 _DELIVERY_COLUMNS = tuple(getattr(Delivery, name) for name in DeliveryRow._fields)
 _REQUESTS = text(
     Delivery.select(
@@ -155,9 +157,17 @@ class PeopleReader(Reader):
     def requests(
         self, state: RequestState | None, agent: str | None, limit: int, attached: Attached
     ) -> list[dict[str, Any]]:
-        """Tracked requests, one row for each recipient, the newest first."""
+        """Tracked requests, one row for each recipient, the newest first.
+
+        Raises NotFoundError for an agent that is not known.
+        """
         states = UNANSWERED_STATES if state is None else (state,)
         rows = self._all(_REQUESTS, among(states), agent, agent, agent, limit)
+        if agent is not None and not rows and not self._all(_AGENT_NAMED, agent):
+            raise NotFoundError(
+                f"there is no agent {agent!r}; agentbus-admin sessions shows the names of those "
+                "that are attached"
+            )
         cause = cause_with(attached)
         return [_request(row, cause) for row in rows]
 

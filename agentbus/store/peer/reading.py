@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from peewee import SQL, fn
 
 from agentbus.envelope import rfc3339
-from agentbus.errors import NotFoundError, ValidationError
+from agentbus.errors import ValidationError
 from agentbus.ids import AgentId, MessageId, Sequence, SessionId
 from agentbus.limits import HUMAN_PREFIX, PEER_THREADS, RESULT_BYTES
 from agentbus.protocol.peer import PeerRecent, ReplyFilter
@@ -22,6 +22,7 @@ from agentbus.rules.peer import (
     ambiguous_delivery,
     consultation_left_us,
     is_reached,
+    no_agent,
     no_delivery,
     no_message,
     why_no_reply,
@@ -62,6 +63,11 @@ _REQUESTS = text(
         & Delivery.reply_state.in_(SQL("(SELECT value FROM json_each(?))"))
     )
     .order_by(BY_SEQUENCE.desc(), SQL("rowid"))
+    .limit(PLACE)
+)
+_ALL_REQUESTS = text(
+    _ROWS.where((Delivery.sender_agent == PLACE) & Delivery.reply_state.is_null(False))
+    .order_by(Delivery.sequence.desc(), SQL("rowid"))
     .limit(PLACE)
 )
 _NAMES = text(
@@ -177,11 +183,13 @@ class PeerReader(DirectoryReader):
     def requests(
         self, agent_id: AgentId, state: ReplyFilter | None, limit: int, attached: Attached
     ) -> list[dict[str, Any]]:
-        """Own requests that are not answered, or those of one state: one row for each recipient,
-        newest first."""
-        states = ("awaiting", "overdue", "unanswered") if state is None else (state,)
+        """Own requests, answered or not, or those of one state: one row for each recipient, newest
+        first."""
         with self._snapshot():
-            rows = self._rows(_REQUESTS, agent_id, among(states), limit)
+            if state is None:
+                rows = self._rows(_ALL_REQUESTS, agent_id, limit)
+            else:
+                rows = self._rows(_REQUESTS, agent_id, among((state,)), limit)
             names = self._names(rows)
         cause = cause_with(attached)
         return [
@@ -374,7 +382,7 @@ class PeerReader(DirectoryReader):
     def _agent(self, word: str) -> AgentId:
         rows = self._all(_FIND_AGENT, word, word, word)
         if not rows:
-            raise NotFoundError(f"there is no agent {word!r}; peer agents lists those there are")
+            raise no_agent(word)
         return AgentId(rows[0][0])
 
     def _names(self, rows: Iterable[DeliveryRow]) -> dict[AgentId, str]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentbus.envelope import Recipient
-from agentbus.errors import NotFoundError, ValidationError
+from agentbus.errors import ValidationError
 from agentbus.identity import SenderBinding
 from agentbus.ids import AgentId, SessionId
 from agentbus.protocol.peer import EVERYBODY
-from agentbus.rules.peer import is_person, not_allowed, not_to_people
+from agentbus.rules.peer import is_person, no_recipient, not_allowed, not_to_people
 from agentbus.store.schema import PLACE, Agent, Session, text
 from agentbus.store.work import Work
 
@@ -48,10 +48,7 @@ def resolve(work: Work, words: Iterable[str], sender: SenderBinding) -> tuple[Re
             )
         recipient = find_recipient(work, word)
         if recipient is None:
-            raise NotFoundError(
-                f"there is no agent or session {word!r}; peer discover and agents list those there "
-                "are"
-            )
+            raise no_recipient(word, sender.agent)
         if recipient.session_id == sender.session_id:
             raise ValidationError(
                 f"peer send: {word!r} is this session itself; do the work, or ask another"
