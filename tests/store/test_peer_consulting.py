@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -26,31 +25,11 @@ from tests.store.peers import (
     Peer,
     deliveries,
     delivery,
-    require_exact_accounting,
     token_of,
     told,
 )
 
-
-@pytest.fixture
-def sam(bus: Bus) -> Peer:
-    return Peer(bus, "Sam")
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture
-def kim(bus: Bus) -> Peer:
-    return Peer(bus, "Kim")
-
-
-@pytest.fixture(autouse=True)
-def _exact(bus: Bus) -> Iterator[None]:
-    yield
-    require_exact_accounting(bus)
+pytestmark = pytest.mark.usefixtures("exact_accounting")
 
 
 def consultations(bus: Bus) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,30 +16,13 @@ from tests.store.peers import (
     deliveries,
     delivery,
     intervention,
-    require_exact_accounting,
     token_of,
     told,
 )
 
+pytestmark = pytest.mark.usefixtures("exact_accounting")
+
 WHO = "human:kim"
-
-
-@pytest.fixture
-def bus(tmp_path: Path) -> Any:
-    bus = Bus(tmp_path)
-    yield bus
-    require_exact_accounting(bus)
-    bus.close()
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture
-def bob(bus: Bus) -> Peer:
-    return Peer(bus, "Bob")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +9,9 @@ import pytest
 from agentbus.store.peer.changes import AbandonLease, Claimed, MarkReplyLate
 from agentbus.store.peer.directory import AgentCard, DirectoryReader, WaitingWork
 from tests.store.bus import Bus
-from tests.store.peers import Peer, deliveries, require_exact_accounting, token_of
+from tests.store.peers import Peer, deliveries, token_of
 
-
-@pytest.fixture
-def bus(tmp_path: Path) -> Any:
-    bus = Bus(tmp_path)
-    yield bus
-    require_exact_accounting(bus)
-    bus.close()
+pytestmark = pytest.mark.usefixtures("exact_accounting")
 
 
 @pytest.fixture

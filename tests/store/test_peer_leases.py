@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,31 +25,17 @@ from tests.store.peers import (
     told,
 )
 
+pytestmark = pytest.mark.usefixtures("exact_accounting")
+
 WINDOW_US = 600_000_000
 LEASE_US = 30_000_000
 HELD_OPS = ("reply", "progress", "checkpoint", "human", "ack")
 
 
 @pytest.fixture
-def sam(bus: Bus) -> Peer:
-    return Peer(bus, "Sam")
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture
 def second(bus: Bus, ann: Peer) -> Peer:
     """Another session of Ann."""
     return Peer(bus, "Ann", "second")
-
-
-@pytest.fixture(autouse=True)
-def _exact(bus: Bus) -> Iterator[None]:
-    yield
-    require_exact_accounting(bus)
 
 
 def abandon(bus: Bus, delivery_id: str) -> Done:

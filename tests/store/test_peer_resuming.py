@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,26 +13,11 @@ from tests.store.peers import (
     Peer,
     delivery,
     intervention,
-    require_exact_accounting,
     token_of,
     told,
 )
 
-
-@pytest.fixture
-def sam(bus: Bus) -> Peer:
-    return Peer(bus, "Sam")
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture(autouse=True)
-def _exact(bus: Bus) -> Iterator[None]:
-    yield
-    require_exact_accounting(bus)
+pytestmark = pytest.mark.usefixtures("exact_accounting")
 
 
 def decide(bus: Bus, delivery_id: str, action: Any, text: str | None = None, **more: Any) -> None:

@@ -30,16 +30,6 @@ def bus(tmp_path: Path) -> Any:
     bus.close()
 
 
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture
-def bob(bus: Bus) -> Peer:
-    return Peer(bus, "Bob")
-
-
 def rows_left(bus: Bus) -> dict[str, int]:
     tables = ("deliveries", "interventions", "presented", "notices_shown", "consultations")
     with closing(sqlite3.connect(bus.path)) as connection:

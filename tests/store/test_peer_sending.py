@@ -34,23 +34,9 @@ from agentbus.store.peer import posting, sending
 from tests.store.bus import Bus
 from tests.store.peers import Peer, deliveries, delivery, require_exact_accounting, told
 
+pytestmark = pytest.mark.usefixtures("exact_accounting")
+
 DAY_US = 86_400_000_000
-
-
-@pytest.fixture
-def sam(bus: Bus) -> Peer:
-    return Peer(bus, "Sam")
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture(autouse=True)
-def _exact(bus: Bus) -> Iterator[None]:
-    yield
-    require_exact_accounting(bus)
 
 
 # --- what a send makes ---

@@ -36,16 +36,6 @@ def bus(tmp_path: Path) -> Any:
     bus.close()
 
 
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture
-def bob(bus: Bus) -> Peer:
-    return Peer(bus, "Bob")
-
-
 def mark(bus: Bus, delivery_id: Any, reply_state: Any, **fields: Any) -> Done:
     return bus.done(MarkReplyLate(delivery_id, reply_state, **fields))
 
