@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from agentbus.ids import DeliveryId
@@ -16,28 +14,13 @@ from tests.store.peers import (
     Peer,
     delivery,
     intervention,
-    require_exact_accounting,
     token_of,
     told,
 )
 
+pytestmark = pytest.mark.usefixtures("exact_accounting")
+
 KINDS = ("info", "ack", "response")
-
-
-@pytest.fixture
-def sam(bus: Bus) -> Peer:
-    return Peer(bus, "Sam")
-
-
-@pytest.fixture
-def ann(bus: Bus) -> Peer:
-    return Peer(bus, "Ann")
-
-
-@pytest.fixture(autouse=True)
-def _exact(bus: Bus) -> Iterator[None]:
-    yield
-    require_exact_accounting(bus)
 
 
 def note(sam: Peer, ann: Peer, kind: str) -> None:
