@@ -58,14 +58,23 @@ class Name:
     """A name: 1 to 128 bytes of UTF-8, stored in NFC, no control characters."""
 
     description: str = ""
+    max_characters: int | None = None
 
     def __call__(self, value: Any) -> str:
         if not isinstance(value, str):
             raise ValidationError(f"must be text, not {describe(value)}")
-        return check_name(value)
+        name = check_name(value)
+        if self.max_characters is not None and len(name) > self.max_characters:
+            raise ValidationError(
+                f"must be at most {self.max_characters} characters, this has {len(name)}"
+            )
+        return name
 
     def schema(self) -> dict[str, Any]:
-        return _described({"type": "string", "minLength": 1}, self.description)
+        schema: dict[str, Any] = {"type": "string", "minLength": 1}
+        if self.max_characters is not None:
+            schema["maxLength"] = self.max_characters
+        return _described(schema, self.description)
 
 
 @dataclass(frozen=True, slots=True)

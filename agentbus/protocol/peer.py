@@ -29,7 +29,7 @@ from agentbus.limits import (
     PEER_TEXT_CHARACTERS,
     PEER_WAIT_SECONDS,
 )
-from agentbus.protocol.fields import Check, Choice, Flag, Integer, Number, Text, Texts
+from agentbus.protocol.fields import Check, Choice, Flag, Integer, Name, Number, Text, Texts
 
 ActionType = Literal["read", "write", "external", "destructive"]
 ReplyFilter = Literal["awaiting", "overdue", "unanswered"]
@@ -38,6 +38,7 @@ EVERYBODY = "*"
 """In `to`: all whom this agent may address. The adapter puts the names in its place."""
 
 _ID = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1)
+_THREAD = Name(max_characters=PEER_ID_CHARACTERS)
 _KEY = Text(max_characters=OPERATION_ID_BYTES, min_characters=1)
 _SUMMARY = Text(max_characters=PEER_TEXT_CHARACTERS, min_characters=1)
 _BODY = Text(max_characters=PEER_BODY_CHARACTERS, min_characters=1)
@@ -112,7 +113,7 @@ class PeerSend:
         "body": _BODY,
         "idempotency_key": _KEY,
         "kind": Choice(("info", "request", "response", "ack")),
-        "thread_id": _ID,
+        "thread_id": _THREAD,
         "reply_to": _ID,
         "ack": Flag(),
         "expect_reply_within_seconds": Integer(
@@ -243,7 +244,7 @@ class PeerRecent:
 
     NAME: ClassVar[str] = "recent"
     FIELDS: ClassVar[dict[str, Check]] = {
-        "thread_id": _ID,
+        "thread_id": _THREAD,
         "agent_id": Text(max_characters=PEER_RECIPIENT_CHARACTERS, min_characters=1),
         "reply_to": _ID,
         "limit": _LIMIT,

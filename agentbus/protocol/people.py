@@ -22,7 +22,7 @@ from agentbus.limits import (
     PEER_REPLY_DUE_SECONDS_MAX,
     PEER_REPLY_DUE_SECONDS_MIN,
 )
-from agentbus.protocol.fields import Check, Choice, Flag, Integer, Text, Texts
+from agentbus.protocol.fields import Check, Choice, Flag, Integer, Name, Text, Texts
 from agentbus.protocol.peer import PeerSend
 from agentbus.protocol.requests import parse_request
 
@@ -36,6 +36,7 @@ Decision = Literal["approve", "reject", "redirect", "nudge", "reassign", "cancel
 RequestState = Literal["awaiting", "overdue", "unanswered", "replied", "cancelled"]
 
 _ID = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1)
+_THREAD = Name(max_characters=PEER_ID_CHARACTERS)
 _RECIPIENT = Text(max_characters=PEER_RECIPIENT_CHARACTERS, min_characters=1)
 _LIMIT = Integer(1, PEER_PAGE_MAX)
 
@@ -108,7 +109,7 @@ class HumanSend:
         "body": Text(max_characters=PEER_BODY_CHARACTERS, min_characters=1),
         "idempotency_key": Text(max_characters=OPERATION_ID_BYTES, min_characters=1),
         "kind": Choice(("request", "info")),
-        "thread_id": _ID,
+        "thread_id": _THREAD,
         "expect_reply_within_seconds": Integer(
             PEER_REPLY_DUE_SECONDS_MIN, PEER_REPLY_DUE_SECONDS_MAX
         ),

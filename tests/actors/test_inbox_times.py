@@ -152,7 +152,7 @@ def test_a_lease_that_is_renewed_while_the_bus_recovers_is_not_given_up(
 
 
 def test_work_that_says_nothing_is_paused(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.send("Kim")
+    sam.ask("Kim")
     held = post.claim(kim)["delivery_id"]
     for _ in range(WINDOW_S // 20 - 1):
         post.pass_time(20)
@@ -164,7 +164,7 @@ def test_work_that_says_nothing_is_paused(post: PostOffice, sam: Peer, kim: Peer
 
 
 def test_progress_moves_the_window(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.send("Kim")
+    sam.ask("Kim")
     held = post.claim(kim)["delivery_id"]
     for _ in range(20):
         post.pass_time(20)
@@ -181,7 +181,7 @@ def test_progress_moves_the_window(post: PostOffice, sam: Peer, kim: Peer) -> No
 def test_the_same_attachment_goes_on_in_the_window_that_it_had(
     post: PostOffice, sam: Peer, kim: Peer
 ) -> None:
-    sam.send("Kim")
+    sam.ask("Kim")
     held = post.claim(kim)["delivery_id"]
     post.pass_time(LEASE_S)
     assert state(post, held) == "queued"
@@ -192,6 +192,23 @@ def test_the_same_attachment_goes_on_in_the_window_that_it_had(
     assert state(post, held) == "leased"
     post.pass_time(10)
     assert state(post, held) == "paused"
+
+
+def test_a_note_that_was_not_acknowledged_goes_to_who_waits_and_no_person_is_asked(
+    post: PostOffice, sam: Peer, kim: Peer
+) -> None:
+    sam.send("Kim")
+    held = post.claim(kim)["delivery_id"]
+    other = Peer(post, "Kim", "other")
+    parked = post.ask(other, 2 * LONG_MS)
+    for _ in range(WINDOW_S // 20 - 1):
+        post.pass_time(20)
+        post.renew(kim, held)
+    assert delivery(post, held).holder == kim.session_id
+    post.pass_time(20)
+    given = post.claimed(other, parked)
+    assert (given["delivery_id"], given["attempt"]) == (held, 2)
+    assert delivery(post, held).intervention is None
 
 
 # --- replies ---

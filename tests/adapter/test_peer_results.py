@@ -290,6 +290,55 @@ async def test_collect_recent_and_requests_tell_what_they_have_shown(
     assert [one["notices"] for one in shown] == [[], [], [["d5", "unanswered"]]]
 
 
+ANSWER = {"recipient": "r1", "message_id": "m-d1", "late": False, "body": "yes"}
+COLLECTED = {"request_id": "m0", "outcome": "complete", "answers": [ANSWER]}
+BLANK = {**ANSWER, "body": None, "already_presented": True}
+
+
+@scenario
+async def test_a_text_that_was_handed_off_is_not_shown_again_by_a_daemon_that_is_behind(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    daemon.answers["peer"] = [COLLECTED] * 4
+    await adapter.peer("collect", message_id="m0", outcome=Outcome.CANCELLED)
+    for shown in (ANSWER, BLANK, BLANK):
+        assert (await adapter.peer("collect", message_id="m0"))["answers"] == [shown]
+
+
+@scenario
+async def test_what_a_wait_has_shown_is_not_shown_again_by_collect_but_by_wait_until_finished(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    response = claimed("d1", kind="response", body="yes")
+    daemon.answers["peer"] = [response, COLLECTED, claimed("d1", "t-2", kind="response")]
+    assert (await adapter.peer("wait"))["delivery"]["envelope"]["body"] == "yes"
+    assert (await adapter.peer("collect", message_id="m0"))["answers"] == [BLANK]
+    assert (await adapter.peer("wait"))["delivery"]["envelope"]["body"] == "Look at this"
+
+
+@pytest.mark.parametrize("op", ["collect", "recent"])
+def test_a_response_that_is_claimed_after_it_was_shown_comes_without_its_text(op: str) -> None:
+    messages = [{"id": "m-d1", "kind": "response", "body": "yes"}]
+    shows = {
+        "collect": (COLLECTED, {"message_id": "m0"}),
+        "recent": ({"messages": messages, "next_cursor": None}, {"reply_to": "m0"}),
+    }
+
+    @scenario
+    async def play(daemon: ScriptedDaemon, adapter: Adapter) -> None:
+        answer, args = shows[op]
+        response = claimed("d1", kind="response", body="yes")
+        daemon.answers["peer"] = [answer, response, claimed("d2", kind="response", body="no")]
+        await adapter.peer(op, **args)
+        delivery = (await adapter.peer("wait"))["delivery"]
+        assert (delivery["envelope"]["body"], delivery["already_presented"]) == (None, True)
+        other = (await adapter.peer("wait"))["delivery"]
+        assert other["envelope"]["body"] == "no"
+        assert "already_presented" not in other
+
+    play()
+
+
 @scenario
 async def test_what_was_shown_without_a_connection_is_told_once_there_is_one(
     daemon: ScriptedDaemon, adapter: Adapter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentbus.adapter.peer.state import SHOWN_KEPT, PeerState
+from agentbus.adapter.peer.state import SHOWN_KEPT, SHOWN_TOLD_AGAIN, PeerState
 
 
 class Line:
@@ -62,11 +62,36 @@ def test_a_new_attachment_is_told_again_as_the_daemon_may_have_died_of_it(
 def test_only_the_newest_are_told_again(
     state: PeerState, line: Line, extra: int, first: int
 ) -> None:
-    shown = [f"r{number}" for number in range(SHOWN_KEPT + extra)]
+    shown = [f"r{number}" for number in range(SHOWN_TOLD_AGAIN + extra)]
     state.shown(shown, [])
     assert line.said[-1]["responses"] == shown
     state.attached()
     assert line.said[-1]["responses"] == shown[first:]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_was_shown_is_known_before_the_daemon_has_written_it_down(
+    state: PeerState, line: Line, is_there: bool
+) -> None:
+    line.is_there = is_there
+    assert not state.was_shown("r1")
+    state.shown(["r1"], [])
+    assert state.was_shown("r1")
+    assert not state.was_shown("r2")
+    state.attached()
+    assert state.was_shown("r1")
+    state.forget()
+    assert not state.was_shown("r1")
+
+
+@pytest.mark.parametrize(("extra", "knows_the_first"), [(0, True), (1, False)])
+def test_only_the_newest_are_remembered(
+    state: PeerState, extra: int, knows_the_first: bool
+) -> None:
+    state.shown([f"r{number}" for number in range(SHOWN_KEPT + extra)], [])
+    state.attached()
+    assert state.was_shown("r0") is knows_the_first
+    assert state.was_shown("r1")
 
 
 def test_another_bus_is_told_nothing_of_the_one_before(state: PeerState, line: Line) -> None:

@@ -169,6 +169,28 @@ def _state(asker: AdapterProcess, message_id: str, agent: str) -> str:
     return str(state)
 
 
+@pytest.mark.parametrize("first", ["collect", "wait"])
+def test_no_text_of_an_answer_is_shown_twice_however_soon_one_asks_again(
+    start: Start, first: str
+) -> None:
+    ada, ben = start(f"Ada {first}"), start(f"Ben {first}")
+    for number in range(4):  # as many as one may ask
+        question = ask(ada, [f"Ben {first}"])["message_id"]
+        work = take(ben)["delivery_id"]
+        ben.peer("reply", delivery_id=work, body=f"answer {number}", idempotency_key=key())
+        if first == "wait":
+            response = take(ada)
+            assert response["envelope"]["body"] == f"answer {number}"
+        else:
+            (answer,) = ada.peer("collect", message_id=question)["answers"]
+            assert answer["body"] == f"answer {number}"
+        for _ in range(2):
+            (answer,) = ada.peer("collect", message_id=question)["answers"]
+            assert (answer["body"], answer["already_presented"]) == (None, True)
+        if first == "wait":
+            ada.peer("ack", delivery_id=response["delivery_id"])
+
+
 def test_a_holder_that_stood_still_finds_its_work_with_another_session(start: Start) -> None:
     ann = start("Ann-2")
     first, second = start("Rob-2", session="one"), start("Rob-2", session="two")

@@ -10,6 +10,7 @@ import pytest
 from agentbus.encoding import decode_frame, encode
 from agentbus.errors import ValidationError
 from agentbus.limits import OPERATION_ID_BYTES, PEER_BODY_CHARACTERS
+from agentbus.protocol.fields import check_name
 from agentbus.protocol.peer import (
     PEER_OPERATIONS,
     PeerDescribe,
@@ -63,10 +64,8 @@ TEXT_LENGTHS: dict[tuple[str, str], tuple[int, int]] = {
     ("describe", "description"): (0, 1000),
     ("send", "body"): (1, 65_536),
     ("send", "idempotency_key"): (1, 128),
-    ("send", "thread_id"): IDS,
     ("send", "reply_to"): IDS,
     ("send", "capability"): IDS,
-    ("recent", "thread_id"): IDS,
     ("recent", "agent_id"): (1, 256),
     ("recent", "reply_to"): IDS,
     ("recent", "before"): (1, 1024),
@@ -101,6 +100,7 @@ NUMBERS: dict[tuple[str, str], tuple[float, float]] = {
     ("collect", "timeout"): (0, 45),
     ("checkpoint", "confidence"): (0, 1),
 }
+THREADS = [("send", "thread_id"), ("recent", "thread_id")]
 LISTS: dict[tuple[str, str], tuple[int, int, int]] = {
     ("send", "to"): (1, 100, 256),
     ("checkpoint", "missing_information"): (0, 20, 2000),
@@ -156,7 +156,7 @@ def _flat(value: Any) -> tuple[Any, ...]:
 def test_the_tables_here_know_every_argument_of_the_sixteen_operations() -> None:
     assert list(PEER_OPERATIONS) == list(LEAST)
     assert len(LEAST) == 16
-    known = {*TEXT_LENGTHS, *WHOLE_NUMBERS, *NUMBERS, *LISTS, *FLAGS, *WORDS}
+    known = {*TEXT_LENGTHS, *WHOLE_NUMBERS, *NUMBERS, *LISTS, *THREADS, *FLAGS, *WORDS}
     known.add(("memory_context", "message_id"))
     assert known == {
         (name, key) for name, operation in PEER_OPERATIONS.items() for key in operation.FIELDS
@@ -218,6 +218,21 @@ def test_a_text_has_its_length_in_characters(op: str, key: str, least: int, most
         refused(op, key, "")
     for wrong in (5, True, 1.5, ["x"], {"x": "y"}):
         refused(op, key, wrong)
+
+
+@pytest.mark.parametrize(("op", "key"), THREADS)
+def test_a_thread_is_a_name_as_search_takes_it_and_bounded_in_characters_too(
+    op: str, key: str
+) -> None:
+    for thread in ("x", "x" * 80, "ä" * 64, "\u20ac" * 42, "release 1.0", "\U0001f680" * 32):
+        assert parse(op, key, thread) == thread == check_name(thread)
+    assert parse(op, key, "a\u0308" * 64) == "ä" * 64  # judged as it is stored
+    for wrong in ("", "x" * 81, "x" * 129, "ä" * 65, "\u20ac" * 43, "\U0001f680" * 33):
+        refused(op, key, wrong)
+    for character in "\0\n\t\x1b\x7f\x85\u2028\u2029\ud800":
+        refused(op, key, f"a{character}b")
+    for wrong_type in (5, True, 1.5, ["x"], {"x": "y"}):
+        refused(op, key, wrong_type)
 
 
 @pytest.mark.parametrize(("op", "key", "least", "most"), _named(WHOLE_NUMBERS))

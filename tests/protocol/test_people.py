@@ -90,6 +90,9 @@ def test_a_good_request_is_read_as_it_was_meant(method: str, params: Any, reques
         ("human_send", {**SEND, "to": ["Sam", "Sam"]}, "to item 1 is there twice"),
         ("human_send", {**SEND, "body": ""}, "body must not be empty"),
         ("human_send", {**SEND, "body": "x" * (PEER_BODY_CHARACTERS + 1)}, "body must be at most"),
+        ("human_send", {**SEND, "thread_id": "x" * 81}, "thread_id must be at most 80"),
+        ("human_send", {**SEND, "thread_id": "ä" * 65}, "thread_id must be 1 to 128 bytes"),
+        ("human_send", {**SEND, "thread_id": "a\tb"}, "thread_id must not hold control"),
         ("human_send", {**SEND, "kind": "response"}, "kind must be one of request, info"),
         ("human_send", {**SEND, "expect_reply_within_seconds": 59}, "must be 60 to 604800"),
         (

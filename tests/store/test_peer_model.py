@@ -222,8 +222,11 @@ class PeerModel(RuleBasedStateMachine):
         )
         assert self.bus.done(change).result is in_force
         if in_force:
-            pauses = window or work.attempt >= PEER_ATTEMPTS
-            self.change(delivery_id, state="paused" if pauses else "queued")
+            if window and work.kind != "request":
+                self.change(delivery_id, state="queued", extensions=0)
+            else:
+                pauses = window or work.attempt >= PEER_ATTEMPTS
+                self.change(delivery_id, state="paused" if pauses else "queued")
 
     @precondition(lambda self: any(work.state == "paused" for work in self.work.values()))
     @rule(which=WHICH, action=st.sampled_from(("approve", "redirect", "reject", "cancel")))

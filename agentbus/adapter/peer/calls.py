@@ -155,7 +155,9 @@ class PeerCall:
     async def _wait(self, operation: PeerWait) -> PeerAnswer:
         started_s = self._now()
         limit_s = min(operation.timeout, self._wait_limit_s)
+        held = self._leases.held
         body = await self._timed(operation, limit_s)
+        self._blank_shown(body["delivery"], held)
         lease = _taken_lease(body)
         if lease is None:
             if self._leases.held is not None:
@@ -183,6 +185,7 @@ class PeerCall:
     async def _collect(self, operation: PeerCollect) -> PeerAnswer:
         limit_s = min(operation.timeout, self._wait_limit_s)
         body = await self._timed(operation, limit_s)
+        body["answers"] = [self._once(answer) for answer in body["answers"]]
         if limit_s < operation.timeout:
             body["timeout"] = limit_s
         fitted = fit_answers(body, self._room())
@@ -300,6 +303,22 @@ class PeerCall:
             self._leases.instructed(context)
 
     # --- what was shown ---------------------------------------------------------------------------
+
+    def _once(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """An answer of a collect without the text, if that was shown before."""
+        if answer.get("body") is None or not self._state.was_shown(answer["message_id"]):
+            return answer
+        return {**answer, "body": None, "already_presented": True}
+
+    def _blank_shown(self, delivery: dict[str, Any] | None, held: Lease | None) -> None:
+        """Take the text from a response that was shown before it was claimed. What comes again from
+        this session's own hands keeps it, as it is not finished."""
+        if delivery is None or (held is not None and held.delivery_id == delivery["delivery_id"]):
+            return
+        envelope = delivery["envelope"]
+        if envelope["kind"] == "response" and self._state.was_shown(envelope["id"]):
+            envelope["body"] = None
+            delivery["already_presented"] = True
 
     def _shows(
         self,

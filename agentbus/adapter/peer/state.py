@@ -19,9 +19,13 @@ EXPANSIONS_KEPT: Final = 64
 """Sends to everybody whose recipients are remembered, so that a repeat is the same send although
 somebody new has come meanwhile."""
 
-SHOWN_KEPT: Final = 256
-"""Responses, and as many notices, that the daemon is told of again after the next attachment: one
-that was killed may not have written down what it was told last."""
+SHOWN_KEPT: Final = 4096
+"""Responses, and as many notices, whose showing is remembered here: the daemon writes down what it
+is told of after the call, so the next one may still come with a text that was just shown."""
+
+SHOWN_TOLD_AGAIN: Final = 256
+"""How many of them, the newest, the daemon is told of again after the next attachment: one that was
+killed may not have written down what it was told last."""
 
 
 class PeerState:
@@ -78,6 +82,10 @@ class PeerState:
         self._notices.add(notices)
         self._tell_shown()
 
+    def was_shown(self, response: str) -> bool:
+        """Whether a result with its text was handed off to this conversation."""
+        return response in self._responses
+
     def _tell_shown(self) -> None:
         responses, notices = self._responses.untold, self._notices.untold
         if not responses and not notices:
@@ -98,18 +106,22 @@ class _Shown(Generic[T]):
     def untold(self) -> list[T]:
         return [one for one, is_told in self._is_told.items() if not is_told]
 
+    def __contains__(self, one: T) -> bool:
+        return one in self._is_told
+
     def add(self, shown: Iterable[T]) -> None:
         for one in shown:
             self._is_told.setdefault(one, False)
 
     def told(self) -> None:
-        """The daemon has been told of all of them. The newest are kept to tell it again."""
+        """The daemon has been told of all of them. Only the newest are kept."""
         newest = list(self._is_told)[-SHOWN_KEPT:]
         self._is_told = dict.fromkeys(newest, True)
 
     def forget_told(self) -> None:
-        """It may not know of them any more."""
-        self._is_told = dict.fromkeys(self._is_told, False)
+        """It may not know of the newest any more."""
+        for one in list(self._is_told)[-SHOWN_TOLD_AGAIN:]:
+            self._is_told[one] = False
 
     def clear(self) -> None:
         self._is_told.clear()

@@ -27,7 +27,8 @@ TITLE: Final = "Peer"
 
 _WORDS: Final = (
     "Agentbus: work directly with other agents. Ask with send kind=request and read the answers "
-    "with collect; wait claims work that was sent to you, which ends with one reply, or ack; "
+    "with collect; wait claims what was sent to you: a request ends with one reply, anything else "
+    "with ack as soon as it is read; "
     "progress shows that you are at it. Choose a new idempotency_key per message, the same one for "
     "a repeat. Operations and their args (? is optional):\n"
 )
@@ -45,6 +46,7 @@ _HINTS: Final[Mapping[str, str]] = MappingProxyType(
         "requests": "yours, unanswered",
         "human": "asks a person; stop meanwhile",
         "wait": "claims your next delivery; timeout 0-50 s",
+        "ack": "finishes without an answer",
         "reply": "ack=false: partial, keep working",
         "checkpoint": "before a risky step; action_type read|write|external|destructive",
         "memory_context": "one of them; metadata for a memory",

@@ -90,7 +90,11 @@ def abandon_lease(work: Work, change: AbandonLease) -> Done:
 
 
 def close_window(work: Work, change: CloseWindow) -> Done:
-    """The holder renews the lease but has not said for too long that it gets on."""
+    """The holder renews the lease but has not said for too long that it gets on.
+
+    Somebody waits for what becomes of a request, so a person is asked. Anything else was most
+    likely read and not acknowledged; as that is not known, it waits again, with a new window.
+    """
     row = deliveries.load(work, change.delivery_id)
     if (
         row is None
@@ -99,6 +103,11 @@ def close_window(work: Work, change: CloseWindow) -> Done:
         or row.deadline_us != change.deadline_us
     ):
         return STALE
+    if row.kind != "request":
+        row = deliveries.change(
+            work, row, state="queued", token=None, lease_expires_us=None, deadline_us=None
+        )
+        return Done(True, (DeliveryChanged(deliveries.view(row)),))
     _, fact = pause(
         work,
         row,
