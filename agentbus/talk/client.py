@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from agentbus.config import default_path, load_config
 from agentbus.errors import BusError, ValidationError
-from agentbus.rules.talk import TALK_CODE, is_off, is_peer, is_too_deep
+from agentbus.protocol.fields import check_name
+from agentbus.rules.talk import TALK_CODE, is_off, is_peer, is_secret, is_too_deep
 from agentbus.settings import shown
 from agentbus.talk.exchange import (
     ConnectionFailedError,
@@ -70,7 +71,7 @@ class TalkClient:
         registry: Registry | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        self._instance = instance
+        self._instance = check_name(instance, "the instance")
         self._config_path = config_path or default_path()
         config = load_config(self._config_path)
         self._max_depth = config.talk_max_depth
@@ -96,6 +97,9 @@ class TalkClient:
         address = None if url is None else loopback_target(url)
         if address is not None and idempotency_key is not None:
             raise ValidationError("an idempotency key needs a server of this bus, not a url")
+        if secret is not None and not is_secret(secret):
+            raise ValidationError("a secret is visible ASCII without spaces")
+        target = check_name(target, "the target")
         self._check(target, depth)
         try:
             served = None if address is not None else self._look_up(target, deadline_s)

@@ -14,7 +14,7 @@ from agentbus.encoding import decode_strict
 from agentbus.talk import TalkError
 from agentbus.talk.registry import DaemonRegistry
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
-from tests.cli.command import agentbus
+from tests.cli.command import agentbus, run
 from tests.eventually import eventually
 from tests.hooks import is_running
 from tests.signals import freeze
@@ -49,6 +49,22 @@ def test_failure_is_told_with_its_code_and_whether_to_try_again(bus: ThrowAwayBu
     absent = send(bus, "nobody", "hello", "--json")
     assert absent.returncode == 75
     assert decode_strict(absent.stdout)["error"]["code"] == "instance_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("options", "stdin", "complaint"),
+    [
+        (("-",), "é" * 131_073, "the prompt on stdin is over 262144 bytes"),
+        (("--depth", "00000000003", "hello"), "", "--depth must be 0 to 1000"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    options: tuple[str, ...], stdin: str, complaint: str, bus: ThrowAwayBus
+) -> None:
+    sending = ["-m", "agentbus", "talk", "send", "--config", str(bus.config_path), "--to", "worker"]
+    refused = run([*sending, *options], bus.environment, typed=stdin)
+    assert refused.returncode == 2
+    assert complaint in refused.stderr
 
 
 def test_list_shows_what_is_served(bus: ThrowAwayBus, worker: Serving) -> None:
