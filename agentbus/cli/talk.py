@@ -18,7 +18,7 @@ from agentbus.config import Config, default_path, load_config
 from agentbus.errors import ValidationError
 from agentbus.limits import KIB
 from agentbus.protocol.fields import check_name
-from agentbus.rules.talk import is_secret
+from agentbus.rules.talk import is_off, is_secret
 
 EXIT_TRY_AGAIN: Final = 75
 """Of `send` and `result`: no text, but the same may be asked again."""
@@ -58,6 +58,8 @@ def _serve(arguments: Arguments) -> int:
         secret=_secret(arguments),
     )
     setup_logging(None, config.log_level)
+    if is_off(config.talk_peers):
+        complain(f"nobody may ask yet: name who may in talk_peers of {config.path}")
 
     def connect(allow_start: bool) -> Client:
         return ensure_daemon(

@@ -129,7 +129,8 @@ class TalkClient:
     def _check(self, target: str, depth: int) -> None:
         peers = read_peers(self._config_path)
         if is_off(peers):
-            raise TalkError("bus_disabled", "talk is switched off: talk_peers is empty")
+            text = f"talk is switched off: name who may talk in talk_peers of {self._config_path}"
+            raise TalkError("bus_disabled", text)
         if not is_peer(peers, target):
             raise TalkError("peer_not_allowed", f"talk_peers does not have {target}")
         if is_too_deep(depth, self._max_depth):

@@ -90,6 +90,20 @@ def test_port_in_use_is_refused(bus: ThrowAwayBus, worker: Serving) -> None:
         Serving(bus, "other", options=("--port", str(worker.port)))
 
 
+def test_who_serves_while_talk_is_off_is_told(
+    bus: ThrowAwayBus, worker: Serving, tmp_path: Path
+) -> None:
+    config_path = tmp_path / "empty.json"
+    config_path.write_text("{}")
+    port = ("--port", str(worker.port))  # in use, so that it ends
+    muted = agentbus(
+        bus,
+        *("talk", "serve", "--instance", "muted", "--config", str(config_path), *port),
+        "--peer",
+    )
+    assert f"talk_peers of {config_path}" in muted.stderr
+
+
 def test_secret_of_one_instance_opens_no_other(bus: ThrowAwayBus, worker: Serving) -> None:
     with Serving(bus, "other") as other:
         found = DaemonRegistry(bus.runtime).find("other", "reviewer")
