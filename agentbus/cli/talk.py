@@ -18,6 +18,7 @@ from agentbus.config import Config, default_path, load_config
 from agentbus.errors import ValidationError
 from agentbus.limits import KIB
 from agentbus.protocol.fields import check_name
+from agentbus.rules.talk import is_off, is_secret
 
 EXIT_TRY_AGAIN: Final = 75
 """Of `send` and `result`: no text, but the same may be asked again."""
@@ -57,6 +58,8 @@ def _serve(arguments: Arguments) -> int:
         secret=_secret(arguments),
     )
     setup_logging(None, config.log_level)
+    if is_off(config.talk_peers):
+        complain(f"nobody may ask yet: name who may in talk_peers of {config.path}")
 
     def connect(allow_start: bool) -> Client:
         return ensure_daemon(
@@ -157,8 +160,8 @@ def _config(arguments: Arguments) -> Config:
 
 
 def _whole(text: str, what: str, maximum: int) -> int:
-    if text.isascii() and text.isdigit() and int(text[:10]) <= maximum:
-        return int(text[:10])
+    if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= maximum:
+        return int(text)
     raise ValidationError(f"{what} must be 0 to {maximum}, not {text!r}")
 
 
@@ -171,11 +174,10 @@ def _secret(arguments: Arguments) -> str | None:
     with path.open("rb") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
             complain(f"{path} can be read by other users: chmod 600 it")
-        secret = file.read(SECRET_FILE_BYTES + 1).strip()
-    is_visible = all(0x21 <= byte <= 0x7E for byte in secret)
-    if not is_visible or not 1 <= len(secret) <= SECRET_FILE_BYTES:
+        secret = file.read(SECRET_FILE_BYTES + 1).strip().decode("latin-1")
+    if not is_secret(secret) or len(secret) > SECRET_FILE_BYTES:
         raise ValidationError(f"{path} must hold a secret of visible ASCII without spaces")
-    return secret.decode("ascii")
+    return secret
 
 
 def _prompt(given: str) -> str:
@@ -184,6 +186,9 @@ def _prompt(given: str) -> str:
     if sys.stdin is None:
         raise ValidationError("stdin is closed; give the prompt as an argument")
     try:
-        return sys.stdin.buffer.read(PROMPT_BYTES + 1).decode()
+        prompt = sys.stdin.buffer.read(PROMPT_BYTES + 1)
+        if len(prompt) > PROMPT_BYTES:
+            raise ValidationError(f"the prompt on stdin is over {PROMPT_BYTES} bytes")
+        return prompt.decode()
     except UnicodeDecodeError as error:
         raise ValidationError(f"stdin is not UTF-8 at byte {error.start}") from None

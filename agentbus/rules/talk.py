@@ -68,6 +68,11 @@ TALK_CODE: Final[Mapping[str, TalkCode]] = MappingProxyType({row.name: row for r
 UNKNOWN: Final = "unknown"
 
 
+def is_secret(text: str) -> bool:
+    """Whether a header can carry it, and nobody can misread it."""
+    return text != "" and all("\x21" <= character <= "\x7e" for character in text)
+
+
 def is_off(peers: Peers) -> bool:
     """Whether nobody talks at all."""
     return peers == ()

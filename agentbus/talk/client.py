@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from agentbus.config import default_path, load_config
 from agentbus.errors import BusError, ValidationError
-from agentbus.rules.talk import TALK_CODE, is_off, is_peer, is_too_deep
+from agentbus.protocol.fields import check_name
+from agentbus.rules.talk import TALK_CODE, is_off, is_peer, is_secret, is_too_deep
 from agentbus.settings import shown
 from agentbus.talk.exchange import (
     ConnectionFailedError,
@@ -70,7 +71,7 @@ class TalkClient:
         registry: Registry | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        self._instance = instance
+        self._instance = check_name(instance, "the instance")
         self._config_path = config_path or default_path()
         config = load_config(self._config_path)
         self._max_depth = config.talk_max_depth
@@ -96,6 +97,9 @@ class TalkClient:
         address = None if url is None else loopback_target(url)
         if address is not None and idempotency_key is not None:
             raise ValidationError("an idempotency key needs a server of this bus, not a url")
+        if secret is not None and not is_secret(secret):
+            raise ValidationError("a secret is visible ASCII without spaces")
+        target = check_name(target, "the target")
         self._check(target, depth)
         try:
             served = None if address is not None else self._look_up(target, deadline_s)
@@ -125,7 +129,8 @@ class TalkClient:
     def _check(self, target: str, depth: int) -> None:
         peers = read_peers(self._config_path)
         if is_off(peers):
-            raise TalkError("bus_disabled", "talk is switched off: talk_peers is empty")
+            text = f"talk is switched off: name who may talk in talk_peers of {self._config_path}"
+            raise TalkError("bus_disabled", text)
         if not is_peer(peers, target):
             raise TalkError("peer_not_allowed", f"talk_peers does not have {target}")
         if is_too_deep(depth, self._max_depth):

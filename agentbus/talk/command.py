@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from types import MappingProxyType
 from typing import Final
@@ -36,6 +36,9 @@ EXIT_CODES: Final[Mapping[int, str]] = MappingProxyType(
 )
 """What the command says by its exit code; 0 is an answer, every other one is `engine_cli`."""
 
+AT_ONCE: Final = CONNECTIONS
+"""Commands that run, those of callers that have gone included; more are refused, none waits."""
+
 ANSWER_BYTES: Final = 256 * KIB
 ERROR_BYTES: Final = 64 * KIB
 """Of stdout; of the end of stderr, whose last line explains a failure."""
@@ -56,11 +59,16 @@ class CommandHandler:
         self._argv = tuple(argv)
         self._cancellation = Cancellation()
         self._guard = Guard()
-        self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="command")
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="command")
+        self._under_way: set[Future[Answered | NotAnswered]] = set()
 
     async def answer(self, delegation: Delegation) -> Answered | NotAnswered:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._run, delegation)
+        if len(self._under_way) >= AT_ONCE:
+            return NotAnswered("instance_unavailable", f"{AT_ONCE} commands are running here")
+        run = self._threads.submit(self._run, delegation)
+        self._under_way.add(run)
+        run.add_done_callback(self._under_way.discard)  # also of a question that was given up
+        return await asyncio.wrap_future(run)
 
     def stop(self) -> None:
         self._cancellation.cancel()
@@ -86,8 +94,8 @@ class CommandHandler:
                 guard=self._guard,
                 environment=environment,
             )
-        except RunTimedOutError:
-            return NotAnswered("timeout", f"no answer within {delegation.within_s:g} s")
+        except RunTimedOutError as error:
+            return NotAnswered("timeout", f"no answer within {delegation.within_s:g} s: {error}")
         except RunCancelledError:
             return NotAnswered("instance_unavailable", "the server was stopped meanwhile")
         except RunFailedError as error:

@@ -117,6 +117,8 @@ class GuardedProtocol(H11Protocol):
             self._phase = "answer"
             self._lingering.input_is_complete = True
             self._wait(self.patience.answer_s)
+            # uvicorn stops reading while a long body waits, and would not see a client vanish.
+            self.flow.resume_reading()
 
     def _current(self) -> RequestResponseCycle | None:
         """None before the request; uvicorn's own annotation leaves that out."""

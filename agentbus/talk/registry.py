@@ -89,6 +89,7 @@ class DaemonRegistry:
 def is_there(served: Served, deadline_s: float) -> bool:
     """Whether that very process runs, and its port answers for the instance.
 
+    A refusal in its name is an answer too: it is full, or stops, and will say so to a question.
     Raises TimeoutError when it has not answered by `deadline_s` (monotonic).
     """
     if not is_running(served.pid, served.started):
@@ -106,11 +107,11 @@ def is_there(served: Served, deadline_s: float) -> bool:
         health = decode_strict(body)
     except (ConnectionFailedError, MalformedResponseError, ValidationError):
         return False
-    return (
-        isinstance(health, dict)
-        and health.get("kind") == served.kind
-        and health.get("instance") == served.instance
-    )
+    if not isinstance(health, dict):
+        return False
+    if health.get("success") is False:
+        return health.get("fromInstance") == served.instance
+    return health.get("kind") == served.kind and health.get("instance") == served.instance
 
 
 def answers_probe(served: Served) -> bool:

@@ -9,6 +9,7 @@ What we emit is always the first version, with the capabilities that we implemen
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -98,7 +99,9 @@ def parse_request(body: bytes) -> TalkRequest:
     key = _optional_text(ext, "idempotencyKey")
     if key is not None and not 1 <= len(key.encode()) <= KEY_BYTES:
         raise ValidationError(f"ext.idempotencyKey must have 1 to {KEY_BYTES} bytes")
-    return TalkRequest(from_instance, prompt, depth, _optional_text(ext, "session"), key)
+    # As the bus writes names: another spelling of one is no other caller.
+    caller = unicodedata.normalize("NFC", from_instance)
+    return TalkRequest(caller, prompt, depth, _optional_text(ext, "session"), key)
 
 
 def encode_response(response: TalkResponse) -> bytes:

@@ -27,6 +27,7 @@ from agentbus.encoding import encode
 from agentbus.errors import BusError, ConflictError, ValidationError
 from agentbus.ids import new_id
 from agentbus.rules.talk import TALK_CODE, Peers, is_off, is_peer, is_too_deep
+from agentbus.settings import shown
 from agentbus.talk.handler import Answered, Delegation, Handler, NotAnswered
 from agentbus.talk.replays import Replays
 from agentbus.talk.schema import (
@@ -145,7 +146,7 @@ class TalkServer:
             logging.WARNING if gone else logging.INFO,
             "delegation %s from %s ended after %d ms: %s%s",
             delegation.delegation_id,
-            delegation.from_instance,
+            shown(delegation.from_instance),
             duration_ms,
             outcome,
             "; orphaned, its caller has gone" if gone else "",
@@ -175,7 +176,8 @@ class TalkServer:
         try:
             depth = await self._callers.depth_of(question.from_instance, question.session)
         except BusError as error:
-            _log.warning("cannot ask who %s is: %s", question.from_instance, error.message)
+            caller = shown(question.from_instance)
+            _log.warning("cannot ask who %s is: %s", caller, error.message)
             raise _RefusedError("internal_error", "cannot find out who asks; try again") from None
         if depth is None:
             error_text = "another instance of that name is served here; prove it by ext.session"
@@ -201,7 +203,8 @@ class TalkServer:
         self, question: TalkRequest, delegation: Delegation
     ) -> Answered | NotAnswered:
         async def ask() -> Answered | NotAnswered:
-            _log.info("delegation %s from %s", delegation.delegation_id, delegation.from_instance)
+            caller = shown(delegation.from_instance)
+            _log.info("delegation %s from %s", delegation.delegation_id, caller)
             try:
                 async with asyncio.timeout(delegation.within_s + GRACE_S) as limit:
                     return await self._handler.answer(delegation)

@@ -18,7 +18,7 @@ import pytest
 from agentbus.encoding import encode
 from agentbus.errors import UnavailableError, ValidationError
 from agentbus.processes import start_mark
-from agentbus.talk import TalkClient, TalkError
+from agentbus.talk import TalkClient, TalkError, http_guard
 from agentbus.talk.client import loopback_target
 from agentbus.talk.exchange import Target
 from agentbus.talk.handler import Delegation, NotAnswered
@@ -198,6 +198,41 @@ def test_entry_whose_port_nobody_listens_at_is_forgotten(caller: Caller) -> None
         caller.book.entries["worker"] = _here("worker", unused.getsockname()[1])
         assert caller.refusal().code == "instance_unavailable"
     assert caller.book.forgotten == ["worker"]
+
+
+@pytest.mark.parametrize(("instance", "is_there"), [("worker", True), ("another", False)])
+def test_server_that_is_full_is_there_and_says_so(
+    instance: str,
+    is_there: bool,
+    caller: Caller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_guard, "CONNECTIONS", 0)
+    with running_server(tmp_path, instance=instance) as server:
+        caller.book.entries["worker"] = _here("worker", server.port)
+        error = caller.refusal()
+    assert (error.code, error.retryable) == ("instance_unavailable", True)
+    assert ("too many connections" in error.message) is is_there
+    assert caller.book.forgotten == ([] if is_there else ["worker"])
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize("secret", ["", "a\r\nHost: b", "two words", "é", "\ud800"], ids=ascii)
+def test_secret_that_no_header_carries_is_refused(secret: str, caller: Caller) -> None:
+    with pytest.raises(ValidationError, match="visible ASCII"):
+        caller.client().ask("old", "hello", url="http://127.0.0.1:1", secret=secret)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "x" * 129], ids=ascii)
+def test_name_that_nobody_can_have_is_refused(name: str, caller: Caller) -> None:
+    with pytest.raises(ValidationError):
+        caller.client().ask(name, "hello")
+    with pytest.raises(ValidationError):
+        TalkClient(name, config_path=caller.config_path, registry=caller.book)
+    assert not caller.book.asked
 
 
 # --- strange answers ---

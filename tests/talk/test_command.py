@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentbus.command_run import Ended
+from agentbus.talk import command
 from agentbus.talk.command import ANSWER_BYTES, CommandHandler, meaning_of
 from agentbus.talk.handler import Answered, Delegation, NotAnswered
 from tests.eventually import eventually
@@ -132,12 +134,49 @@ def pids_path(tmp_path: Path) -> Iterator[Path]:
 def test_whole_group_is_killed_when_the_time_is_up(pids_path: Path) -> None:
     began_s = time.monotonic()
     said = _run(_slow(pids_path, "wait"), _delegation(within_s=2.0))
-    assert said == NotAnswered("timeout", "no answer within 2 s")
+    assert said == NotAnswered("timeout", "no answer within 2 s: it did not finish in time")
     assert 2.0 <= time.monotonic() - began_s < PATIENT_S
 
 
 def test_what_a_command_leaves_behind_ends_with_it(pids_path: Path) -> None:
     assert _run(_slow(pids_path, "echo done")) == Answered("done\n")
+
+
+def test_what_a_command_leaves_behind_can_hold_up_its_answer() -> None:
+    said = _run(["sh", "-c", "sleep 60 & echo done"], _delegation(within_s=1.0))
+    assert isinstance(said, NotAnswered)
+    assert said.code == "timeout"
+    assert "what it left behind held its pipes" in said.error
+
+
+def test_only_so_many_commands_run_and_none_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "AT_ONCE", 1)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    started = tmp_path / "started"
+    handler = CommandHandler("worker", ["sh", "-c", f"touch {started}; cat {gate}"])
+
+    async def ask() -> None:
+        given_up = asyncio.ensure_future(handler.answer(_delegation()))
+        await asyncio.sleep(0)  # it is handed on
+        await asyncio.to_thread(eventually, started.exists)
+        given_up.cancel()
+        refused = await handler.answer(_delegation())
+        assert refused == NotAnswered("instance_unavailable", "1 commands are running here")
+        await asyncio.to_thread(gate.write_text, "free\n")
+        second = asyncio.ensure_future(handler.answer(_delegation()))
+        while (await asyncio.wait({second}, timeout=0.02))[0]:  # not refused any more: it runs
+            await asyncio.sleep(0.02)
+            second = asyncio.ensure_future(handler.answer(_delegation()))
+        await asyncio.to_thread(gate.write_text, "again\n")
+        assert await second == Answered("again\n")
+
+    try:
+        asyncio.run(asyncio.wait_for(ask(), PATIENT_S))
+    finally:
+        handler.close()
 
 
 def test_stop_ends_what_is_under_way(pids_path: Path) -> None:

@@ -225,8 +225,9 @@ def test_server_that_stops_waits_for_no_half_question(tmp_path: Path) -> None:
 # --- gone ---
 
 
+@pytest.mark.parametrize("prompt_bytes", [1, 200_000], ids=["short", "long"])
 def test_client_that_vanishes_leaves_its_question_to_be_answered(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    prompt_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     released = threading.Event()
 
@@ -236,7 +237,7 @@ def test_client_that_vanishes_leaves_its_question_to_be_answered(
 
     handler = ScriptedHandler(wait)
     with running_server(tmp_path, handler) as server:
-        keyed = encode(question(ext={"idempotencyKey": "k"}))
+        keyed = encode(question(prompt="x" * prompt_bytes, ext={"idempotencyKey": "k"}))
         with connect(server.port) as fleeting:
             fleeting.sendall(head_of(len(keyed)) + keyed)
             eventually(lambda: handler.asked)

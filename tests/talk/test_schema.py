@@ -41,6 +41,10 @@ def test_request_to_an_old_peer_has_no_member_that_it_would_refuse() -> None:
     assert document == question(fromInstance="a", prompt="b", depth=1)
 
 
+def test_name_has_one_spelling() -> None:
+    assert _request(fromInstance="Ame\u0301lie").from_instance == "Am\u00e9lie"
+
+
 def test_legacy_request() -> None:
     body = encode({"fromInstance": "a", "prompt": "b", "depth": 1})
     assert parse_request(body) == TalkRequest("a", "b", 1)

@@ -14,7 +14,7 @@ from agentbus.encoding import decode_strict
 from agentbus.talk import TalkError
 from agentbus.talk.registry import DaemonRegistry
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
-from tests.cli.command import agentbus
+from tests.cli.command import agentbus, run
 from tests.eventually import eventually
 from tests.hooks import is_running
 from tests.signals import freeze
@@ -51,6 +51,22 @@ def test_failure_is_told_with_its_code_and_whether_to_try_again(bus: ThrowAwayBu
     assert decode_strict(absent.stdout)["error"]["code"] == "instance_unavailable"
 
 
+@pytest.mark.parametrize(
+    ("options", "stdin", "complaint"),
+    [
+        (("-",), "é" * 131_073, "the prompt on stdin is over 262144 bytes"),
+        (("--depth", "00000000003", "hello"), "", "--depth must be 0 to 1000"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    options: tuple[str, ...], stdin: str, complaint: str, bus: ThrowAwayBus
+) -> None:
+    sending = ["-m", "agentbus", "talk", "send", "--config", str(bus.config_path), "--to", "worker"]
+    refused = run([*sending, *options], bus.environment, typed=stdin)
+    assert refused.returncode == 2
+    assert complaint in refused.stderr
+
+
 def test_list_shows_what_is_served(bus: ThrowAwayBus, worker: Serving) -> None:
     def shown() -> list[tuple[str, int, int]]:
         rows = decode_strict(agentbus(bus, "talk", "list", "--json").stdout)["instances"]
@@ -72,6 +88,20 @@ def test_name_that_is_served_is_refused_to_a_second_process(
 def test_port_in_use_is_refused(bus: ThrowAwayBus, worker: Serving) -> None:
     with pytest.raises(AssertionError, match="choose another --port"):
         Serving(bus, "other", options=("--port", str(worker.port)))
+
+
+def test_who_serves_while_talk_is_off_is_told(
+    bus: ThrowAwayBus, worker: Serving, tmp_path: Path
+) -> None:
+    config_path = tmp_path / "empty.json"
+    config_path.write_text("{}")
+    port = ("--port", str(worker.port))  # in use, so that it ends
+    muted = agentbus(
+        bus,
+        *("talk", "serve", "--instance", "muted", "--config", str(config_path), *port),
+        "--peer",
+    )
+    assert f"talk_peers of {config_path}" in muted.stderr
 
 
 def test_secret_of_one_instance_opens_no_other(bus: ThrowAwayBus, worker: Serving) -> None:
