@@ -7,13 +7,17 @@ still in the outbox, and its idempotency key makes the repeat harmless.
 
 from __future__ import annotations
 
+import logging
+
 from actors.base import BusActor
 from actors.job_messages import CallbackAttempted, PostCallback
 from agentbus.clock import Clock
 from agentbus.errors import ValidationError
 from agentbus.failpoints import reach
-from agentbus.jobs.delivery import Outcome, Refused, attempt, destination
+from agentbus.jobs.delivery import NotNow, Outcome, Refused, attempt, destination
 from agentbus.store.jobs.reading import Entry
+
+logger = logging.getLogger(__name__)
 
 
 class CallbackActor(BusActor[PostCallback]):
@@ -37,4 +41,10 @@ class CallbackActor(BusActor[PostCallback]):
             to = destination(callback.url, callback.allowed_hosts, callback.secret)
         except ValidationError as error:  # of rules that became stricter since
             return Refused(error.message)
-        return attempt(to, row.job, row.seq, row.body, self._clock.wall_us() // 1_000_000)
+        try:
+            return attempt(to, row.job, row.seq, row.body, self._clock.wall_us() // 1_000_000)
+        except Exception as error:
+            # Strangers answer here. What nobody thought of is one failed attempt among others: a
+            # failure of this actor would end the daemon, and the next one at the same entry.
+            logger.error("a callback failed: %s", type(error).__name__)
+            return NotNow(f"the attempt failed with {type(error).__name__}")

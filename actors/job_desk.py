@@ -25,8 +25,9 @@ from actors.messages import LedgerMessage, Submit
 from actors.timer import Timer, TimerHandle
 from agentbus.encoding import raw
 from agentbus.envelope import rfc3339
-from agentbus.errors import UnavailableError
+from agentbus.errors import OverloadedError, UnavailableError
 from agentbus.jobs.events import check_job_id
+from agentbus.limits import JOB_WAITS_MAX
 from agentbus.protocol.jobs import (
     DeadLettersList,
     DeadLettersReplay,
@@ -150,6 +151,10 @@ class JobDeskActor(BusActor[JobDeskMessage]):
                 return {"cancel": reason, "closed": closed}
 
     def _wait(self, request: Waiting, reply_to: Reply) -> None:
+        if len(self._waits) >= JOB_WAITS_MAX:
+            raise OverloadedError(
+                f"{JOB_WAITS_MAX} requests wait for jobs already; ask again, or without wait_ms"
+            )
         self._last_number += 1
         number = self._last_number
         due = self._timer.deliver_after(request.wait_ms / 1000, self.address, JobWaitDue(number))

@@ -8,6 +8,9 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 
+WHOLE_MAX = 2**63 - 1
+"""The largest whole number that SQLite stores, so the largest that anything here may be."""
+
 PROTOCOL_VERSION = 3
 """Version of the adapter-daemon protocol; both sides must agree exactly."""
 
@@ -170,6 +173,9 @@ JOB_REASON_CHARACTERS = 200
 
 JOB_WAIT_MS_MAX = 60_000
 """A request that waits for a job is answered after so long at most."""
+
+JOB_WAITS_MAX = 2048
+"""Requests that wait for jobs at once, each some kilobytes; beyond: `overloaded`."""
 
 JOB_EVENTS_MAX = 1000
 JOB_EVENTS_BYTES = MIB

@@ -84,11 +84,14 @@ def _interrupts(cancellation: Cancellation, abort: Cancellation) -> Iterator[Non
 
 def _tail(arguments: Arguments) -> int:
     job_id, first = check_job_id(arguments["ID"]), _whole("--from", arguments["--from"], SEQ_MAX)
-    inbox = JobInbox(job_id)
+    inbox = JobInbox(job_id, first)
     with closing(open_transport(arguments["--broker"])) as transport:
         for document in transport.follow(job_id, first, threading.Event()):
-            if not inbox.put(decode_event(document)):
+            inbox.put(decode_event(document))
+            arrival = inbox.next(0)
+            if arrival is None:
                 continue  # at least once, so sometimes again
+            _complain_of_missing(arrival)
             sys.stdout.write(document.decode() + "\n")
             sys.stdout.flush()
             if inbox.terminal is not None:
@@ -172,6 +175,7 @@ def _print_to_end(inbox: JobInbox) -> int:
     while True:
         arrival = inbox.next(_LOOK_S)
         if arrival is not None:
+            _complain_of_missing(arrival)
             _print_line(arrival)
         elif inbox.terminal is not None:
             return exit_code(inbox.terminal, EXIT_OK)
@@ -181,6 +185,11 @@ def _show(shown: JobView, arrival: Arrival, *, ndjson: bool) -> None:
     shown.show(arrival)
     if ndjson:
         _print_line(arrival)
+
+
+def _complain_of_missing(arrival: Arrival) -> None:
+    if arrival.missing is not None:
+        complain(f"missing: events {arrival.missing.first} to {arrival.missing.last}")
 
 
 def _print_line(arrival: Arrival) -> None:

@@ -155,7 +155,7 @@ def _retry_after_ms(headers: Mapping[str, str], now_s: int) -> int | None:
     else:
         try:
             moment = parsedate_to_datetime(given)
-        except ValueError:
+        except (ValueError, OverflowError):  # a day or a minute beyond every calendar
             return None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from agentbus.clock import Clock, SystemClock
-from agentbus.errors import ConflictError, JobClosedError, ValidationError
+from agentbus.errors import ConflictError, JobClosedError, TooLargeError, ValidationError
 from agentbus.jobs.errors import JobCancelledError
 from agentbus.jobs.events import (
     CANCELLED,
@@ -211,8 +211,8 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
         return clip(self._redactor(message), MESSAGE_CHARACTERS, MESSAGE_BYTES)
 
     def _emit(self, make: Callable[[int, str], _EventT]) -> _EventT:
-        """Check, then hand over. A sequence is used up once the sink has seen it, whatever came of
-        it: the other side may have the event."""
+        """Check, then hand over. A sequence is used up once the sink has seen it, as the other side
+        may have the event then; not by one that it cannot take, so a job can still say that."""
         with self._lock:
             event = make(self._next_seq, timestamp(self._clock.wall_us()))
             self._check_order(event)
@@ -220,7 +220,11 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
             self._next_seq += 1
             if is_terminal(event):
                 self._terminal = event
-            self._sink.emit(event)
+            try:
+                self._sink.emit(event)
+            except (ValidationError, TooLargeError):
+                self._next_seq, self._terminal = event.seq, None
+                raise
             return event
 
     def _check_order(self, event: Event) -> None:

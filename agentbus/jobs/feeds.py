@@ -10,7 +10,6 @@ import os
 import secrets
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +25,7 @@ POLL_S: Final = 0.02
 
 _BLOCK_BYTES: Final = 64 * 1024
 SETTLE_S: Final = 2.0
-"""How long after its end a tool's last events may be on their way."""
+"""How long after its end a tool's next event may be on its way."""
 
 
 class Feed(Protocol):
@@ -47,7 +46,7 @@ class Feed(Protocol):
         ...
 
     def finish(self) -> None:
-        """The tool has ended: take what it left, for `SETTLE_S` at most, then stop."""
+        """The tool has ended: take what it left, until nothing comes for `SETTLE_S`, then stop."""
         ...
 
     def cancel(self) -> bool:
@@ -99,7 +98,7 @@ class PipeFeed:
 
     def finish(self) -> None:
         if self._thread is not None:
-            self._thread.join(SETTLE_S)  # what the tool started may hold the pipe for ever
+            settle(self._inbox, _has_ended(self._thread))  # a child may hold the pipe for ever
 
     def cancel(self) -> bool:
         return False
@@ -142,7 +141,7 @@ class FileFeed:
 
     def finish(self) -> None:
         self._has_ended.set()
-        self._thread.join(SETTLE_S)
+        settle(self._inbox, _has_ended(self._thread))
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -161,11 +160,13 @@ class FileFeed:
             self._has_ended.wait(POLL_S)
 
     def _look(self) -> None:
-        """Every line that is whole."""
+        """Every line that is whole, and in pieces what is too long to become an event."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                while (line := file.readline()).endswith(b"\n"):
+                while (line := file.readline(EVENT_BYTES + 1)).endswith(b"\n") or (
+                    len(line) > EVENT_BYTES
+                ):
                     self._offset += len(line)
                     _take(line, self._inbox, self._log, only_own=True)
         except FileNotFoundError:
@@ -227,8 +228,7 @@ class BrokerFeed:
         """What the tool prints is a log."""
 
     def finish(self) -> None:
-        deadline_s = time.monotonic() + SETTLE_S
-        self._inbox.wait_terminal(max(0.0, deadline_s - time.monotonic()))
+        settle(self._inbox, lambda within_s: self._inbox.wait_terminal(within_s) is not None)
         self._stop.set()
         self._thread.join()
         self._transport.close()
@@ -257,6 +257,21 @@ class BrokerFeed:
             except BusError as error:
                 self._log(error.message)
                 self._stop.wait(POLL_S)
+
+
+def settle(inbox: JobInbox, is_over: Callable[[float], bool]) -> None:
+    """Ask whether it is over, `SETTLE_S` each time, as long as events come meanwhile."""
+    next_seq = inbox.next_seq
+    while not is_over(SETTLE_S) and inbox.next_seq > next_seq:
+        next_seq = inbox.next_seq
+
+
+def _has_ended(thread: threading.Thread) -> Callable[[float], bool]:
+    def is_over(within_s: float) -> bool:
+        thread.join(within_s)
+        return not thread.is_alive()
+
+    return is_over
 
 
 def _take(

@@ -28,9 +28,10 @@ class JobInbox:
     """The events of one job. Its id is what the parent chose; another one in an event is kept
     beside it, as `source_job_id`."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, from_seq: int = 0) -> None:
+        """`from_seq`: what is below it is not waited for, so it is not missing."""
         self.job_id = check_job_id(job_id)
-        self._order = JobOrder()
+        self._order = JobOrder(from_seq)
         self._arrived: deque[Arrival] = deque()
         self._changed = threading.Condition()
         self._terminal: Terminal | None = None

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from agentbus.encoding import check_text, check_value
 from agentbus.envelope import Reference
 from agentbus.errors import ValidationError
-from agentbus.limits import INBOX_PREFIX, NAME_BYTES, REFERENCES, TAGS
+from agentbus.limits import INBOX_PREFIX, NAME_BYTES, REFERENCES, TAGS, WHOLE_MAX
 
 _REFERENCE_KINDS = ("url", "unix_path", "windows_path")
 
@@ -148,8 +148,10 @@ class Integer:
     def __call__(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValidationError(f"must be a whole number, not {describe(value)}")
-        if value < self.minimum or (self.maximum is not None and value > self.maximum):
-            upper = f" to {self.maximum}" if self.maximum is not None else " or more"
+        maximum = WHOLE_MAX if self.maximum is None else self.maximum
+        if not self.minimum <= value <= maximum:
+            is_bounded = self.maximum is not None or value > maximum
+            upper = f" to {maximum}" if is_bounded else " or more"
             raise ValidationError(f"must be {self.minimum}{upper}, not {value}")
         return value
 

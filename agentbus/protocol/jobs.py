@@ -7,7 +7,7 @@ user who owns the bus.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from agentbus.errors import ValidationError
@@ -50,7 +50,7 @@ class JobCallback:
     url: str
     allowed_hosts: tuple[str, ...] = ()
     max_retries: int = CALLBACK_ATTEMPTS
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
 
     def as_data(self) -> dict[str, Any]:
         """For a frame or a row."""

@@ -25,6 +25,7 @@ from agentbus.limits import (
     JOBS_AGENT,
     PEER_CAPABILITIES,
     PEER_ID_CHARACTERS,
+    WHOLE_MAX,
 )
 from agentbus.protocol.fields import Text, check_name, describe
 from agentbus.rules.names import reserved_prefix
@@ -286,7 +287,7 @@ class Fields:
 
     def integer(self, key: str, minimum: int, default: int | None = None) -> int:
         value = self._params.get(key, default)
-        if type(value) is not int or value < minimum:
+        if type(value) is not int or not minimum <= value <= WHOLE_MAX:
             raise self._bad(key, f"a whole number of at least {minimum}", value)
         return value
 

@@ -45,9 +45,9 @@ class JobOrder:
 
     __slots__ = ("_seen", "next_seq", "terminal_seq")
 
-    def __init__(self) -> None:
+    def __init__(self, from_seq: int = 0) -> None:
         self._seen: dict[int, bytes] = {}
-        self.next_seq = 0
+        self.next_seq = from_seq
         self.terminal_seq: int | None = None
 
     def judge(self, seq: int, fingerprint: bytes) -> Verdict:

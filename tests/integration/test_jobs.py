@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actors import callback, job_desk
 from actors.job_stream import RETRY_S
 from agentbus.encoding import decode_strict
 from agentbus.errors import (
@@ -16,10 +17,11 @@ from agentbus.errors import (
     ForbiddenError,
     JobClosedError,
     NotFoundError,
+    OverloadedError,
     SessionAlreadyConnectedError,
     ValidationError,
 )
-from agentbus.jobs.delivery import BACKOFF_MAX_MS
+from agentbus.jobs.delivery import BACKOFF_MAX_MS, Outcome
 from agentbus.jobs.events import decode_event
 from agentbus.limits import JOBS_AGENT
 from agentbus.transport.client import Client
@@ -130,6 +132,28 @@ def test_a_wait_ends_with_nothing_when_its_time_is_over(bus: InProcessBus, job: 
         wait = Asking(bus, "job_events", job_id=job_id, **{"from": 1})
         pass_time(bus, 60)
         assert wait.result()["events"] == []
+
+
+def test_a_number_that_no_database_holds_is_refused(parent: Client, job: Emitting) -> None:
+    job.emit(0, "accepted")
+    with pytest.raises(ValidationError):
+        events(parent, **{"from": 2**63})
+    with pytest.raises(ValidationError):
+        parent.request("deadletters_replay", {"id": 2**63}, PATIENCE_S)
+    assert events(parent, **{"from": 2**63 - 1})["events"] == []
+
+
+def test_requests_that_wait_are_bounded(
+    bus: InProcessBus, parent: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_desk, "JOB_WAITS_MAX", 1)
+    first = Asking(bus, "job_events", job_id="cake")
+    with pytest.raises(OverloadedError):
+        events(parent, wait_ms=60_000)
+    assert events(parent)["events"] == []  # who does not wait is answered
+    with Emitting(bus.paths.socket) as job:
+        job.emit(0, "accepted")
+    assert types(first.result()) == ["accepted"]
 
 
 def test_what_was_passed_over_is_said(parent: Client, job: Emitting) -> None:
@@ -549,6 +573,21 @@ def test_a_callback_that_must_not_be_called_is_refused_with_its_event(
     with Emitting(bus.paths.socket, **callback) as job, pytest.raises(ValidationError):
         job.emit(0, "accepted")
     assert events(parent)["events"] == []
+
+
+def test_an_attempt_that_fails_as_nobody_thought_of_is_one_of_its_attempts(
+    bus: InProcessBus, parent: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attempt(*_: object) -> Outcome:
+        raise ArithmeticError("told to")
+
+    monkeypatch.setattr(callback, "attempt", attempt)
+    with Emitting(bus.paths.socket, url="http://127.0.0.1:9/", max_retries=2) as job:
+        job.emit(0, "accepted")
+        _pass_time(bus, lambda: letters(parent))
+    [letter] = letters(parent)
+    assert letter["attempts"] == 2
+    assert "ArithmeticError" in letter["error"]
 
 
 def test_callbacks_go_on_after_a_restart(bus: InProcessBus) -> None:

@@ -13,13 +13,21 @@ from typing import Any
 
 import pytest
 
-from agentbus.errors import ConflictError, ValidationError
+from agentbus.errors import ConflictError, TooLargeError, ValidationError
 from agentbus.jobs import Cancellation, Event, JobCancelledError, JobEmitter, SinkError
 from agentbus.jobs.brokers import nats_jetstream, open_transport, redis_streams
 from agentbus.jobs.brokers.base import JobTransport, cancel_reason, encode_cancel
-from agentbus.jobs.events import Accepted, Warned, decode_event, encode_event, is_terminal
+from agentbus.jobs.events import (
+    Accepted,
+    Succeeded,
+    Warned,
+    decode_event,
+    encode_event,
+    is_terminal,
+)
 from agentbus.jobs.inbox import JobInbox
 from agentbus.jobs.sinks.broker import BrokerSink
+from agentbus.limits import MIB
 from tests.eventually import eventually
 from tests.jobs.many import TOOL, measure
 from tests.jobs.servers import Server, free_port
@@ -151,6 +159,12 @@ def test_the_same_event_again_is_one_event(broker: Server, job_id: str) -> None:
         assert [next(follower), next(follower)] == [event, end]
         stop.set()
         assert list(follower) == []
+
+
+def test_nats_says_at_once_that_an_event_is_too_large_for_it(nats: Server, job_id: str) -> None:
+    large = Succeeded(job_id=job_id, seq=0, ts=TS, result="x" * (MIB - 100))
+    with connected(nats) as transport, pytest.raises(TooLargeError):
+        transport.publish(job_id, 0, encode_event(large), is_terminal=True)
 
 
 def test_redis_itself_refuses_another_event_under_a_known_sequence(

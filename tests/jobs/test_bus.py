@@ -195,6 +195,20 @@ def test_what_the_bus_refuses_is_said_as_what_it_is(shared: ThrowAwayBus) -> Non
             transport.publish("order", 2, large, is_terminal=True)
 
 
+@pytest.mark.parametrize("ahead", ["", "?ahead=31"])
+def test_a_result_that_does_not_fit_a_message_ends_the_job_with_a_failure(
+    shared: ThrowAwayBus, ahead: str
+) -> None:
+    job_id = f"large{ahead[1:]}"
+    sink = BrokerSink(open_transport(url(shared) + ahead), job_id)
+    job: JobEmitter[str, str, str] = JobEmitter(sink, job_id)
+    job.accepted("u")
+    with pytest.raises(TooLargeError), job:
+        job.succeeded("x" * 70_000)
+    tail = agentbus(shared, "job", "tail", job_id)
+    assert [decode_event(line).TYPE for line in tail.stdout.splitlines()] == ["accepted", "failed"]
+
+
 def test_events_ahead_of_their_acknowledgement_keep_their_order(shared: ThrowAwayBus) -> None:
     """Beyond the rate of a session most of them are refused at first."""
     job: JobEmitter[Any, Any, Any]

@@ -30,6 +30,7 @@ from agentbus.jobs.events import Accepted, Failed, Warned, encode_event
 from agentbus.jobs.http import refuse_metadata
 from agentbus.jobs.signing import TOLERANCE_S, sign, verify
 from agentbus.jobs.sinks.callback import TERMINAL_FACTOR, CallbackSink
+from agentbus.protocol.jobs import JobCallback
 from tests.clock import FakeClock
 from tests.jobs.servers import Answer, ScriptedServer
 
@@ -115,6 +116,7 @@ def test_an_empty_secret_is_refused_rather_than_used() -> None:
 
 def test_a_secret_is_in_no_representation() -> None:
     assert "hunter2" not in repr(destination("http://a/", (), "hunter2"))
+    assert "s3cret" not in repr(JobCallback("http://h/", secret="s3cret"))
 
 
 # --- the request
@@ -231,6 +233,10 @@ def test_waits_have_full_jitter_below_a_doubling_ceiling() -> None:
         ("soon", 0),
         ("-3", 0),
         ("1.5", 0),
+        ("Mon, 01 Jan 99999 00:00:00 GMT", 0),
+        ("Mon, 01 Jan 2020 00:00:99999999999999999999 GMT", 0),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", RETRY_AFTER_MAX_MS / 1000),
+        ("Wed, 21 Oct 2015 07:28:00 +999999999", 0),
     ],
 )
 def test_the_receiver_says_when_to_come_back_up_to_a_minute(given: str, waited_s: float) -> None:

@@ -145,6 +145,26 @@ def test_a_sequence_that_a_sink_has_seen_is_never_used_again(sink: KeepingSink) 
     assert job.progress("s").seq == 2
 
 
+@pytest.mark.parametrize("refusal", [TooLargeError("too large"), ValidationError("unfit")])
+def test_a_job_whose_result_its_sink_cannot_take_still_ends_with_a_failure(
+    sink: KeepingSink, monkeypatch: pytest.MonkeyPatch, refusal: BusError
+) -> None:
+    def emit(event: Event) -> None:
+        if isinstance(event, Succeeded):
+            raise refusal
+        sink.events.append(event)
+
+    monkeypatch.setattr(sink, "emit", emit)
+    job: Emitter = JobEmitter(sink, "j")
+    job.accepted("u")
+    with pytest.raises(type(refusal)), job:
+        job.succeeded("large")
+    end = sink.events[-1]
+    assert isinstance(end, Failed)
+    assert (end.seq, end.code) == (1, "general")
+    assert refusal.message in end.message
+
+
 def test_text_is_redacted_and_then_cut(sink: KeepingSink) -> None:
     job: Emitter = JobEmitter(sink, "j")
     assert job.accepted(f"https://user:{SECRET}@example.com/").url == (

@@ -9,15 +9,19 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentbus.encoding import decode_strict
-from agentbus.jobs import Accepted, Event, Failed, Succeeded, decode_event
+from agentbus.jobs import Accepted, Event, Failed, Succeeded, Warned, decode_event, encode_event
+from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.delivery import destination
+from agentbus.jobs.events import EVENT_BYTES
+from agentbus.jobs.feeds import settle
+from agentbus.jobs.inbox import JobInbox
 from agentbus.jobs.running import JobEnd, exit_code, run_job
 from agentbus.jobs.sinks.callback import CallbackSink
 from tests.bus_fixture import ROOT
@@ -27,6 +31,7 @@ from tests.jobs.servers import Server
 PUPPET = [sys.executable, "-m", "tests.jobs.puppet"]
 COMMAND_S = 50
 TS = "2026-01-02T03:04:05.678Z"
+END = b'{"job_id":"j","seq":0,"ts":"%s","type":"succeeded","result":1}\n' % TS.encode()
 
 
 @pytest.fixture(params=["events", "file", "file:PATH", "callback", "nats", "redis", "bus"])
@@ -318,6 +323,21 @@ def test_tail_and_cancel_reach_a_job_on_a_broker(broker: Server) -> None:
     assert shown.returncode == 1
     later = agentbus_job("tail", *at, "--from", "2")
     assert [decode_event(line).seq for line in later.stdout.splitlines()] == [2]
+    assert later.stderr == ""
+
+
+def test_tail_says_what_was_passed_over(broker: Server) -> None:
+    job_id = f"job-{uuid.uuid4()}"
+    with closing(open_transport(broker.url)) as transport:
+        warned = Warned(job_id=job_id, seq=1, ts=TS, message="m")
+        transport.publish(job_id, 1, encode_event(warned), is_terminal=False)
+        failed = Failed(job_id=job_id, seq=4, ts=TS, code="general", message="m")
+        transport.publish(job_id, 4, encode_event(failed), is_terminal=True)
+    shown = agentbus_job("tail", job_id, "--broker", broker.url)
+    assert [decode_event(line).seq for line in shown.stdout.splitlines()] == [1, 4]
+    missing = ["agentbus: missing: events 0 to 0", "agentbus: missing: events 2 to 3"]
+    assert shown.stderr.splitlines() == missing
+    assert agentbus_job("tail", job_id, "--broker", broker.url, "--from", "4").stderr == ""
 
 
 def agentbus_job(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -352,6 +372,29 @@ def test_a_shared_file_that_ends_within_a_line_is_followed(tmp_path: Path) -> No
     path.write_bytes(b'{"an":"earlier line"}\n{"torn' + b"x" * 200_000)
     events, _ = followed("accepted", "progress", "succeeded", sink=f"file:{path}")
     assert [event.TYPE for event in events] == ["accepted", "progress", "succeeded"]
+
+
+def test_a_line_too_long_to_be_an_event_does_not_hide_what_comes_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.ndjson"
+    writes = f"open({str(path)!r}, 'ab').write(b'x' * {2 * EVENT_BYTES} + b'\\n' + {END!r})"
+    logged: list[str] = []
+    tool = [sys.executable, "-c", writes]
+    end = run_job(tool, "j", f"file:{path}", show=lambda _: None, log=logged.append)
+    assert isinstance(end.terminal, Succeeded)
+    assert all(set(line) == {"x"} for line in logged)
+
+
+def test_the_last_events_of_a_tool_are_waited_for_as_long_as_they_come() -> None:
+    inbox = JobInbox("j")
+    lasts = [Warned(job_id="j", seq=seq, ts=TS, message="m") for seq in range(3)]
+
+    def is_over(_: float) -> bool:
+        if lasts:
+            inbox.put(lasts.pop(0))
+        return False
+
+    settle(inbox, is_over)
+    assert inbox.next_seq == 3
 
 
 def test_a_parent_that_is_killed_leaves_a_tool_that_goes_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from agentbus.errors import UnavailableError, ValidationError
+from agentbus.errors import TooLargeError, UnavailableError, ValidationError
 from agentbus.jobs.brokers.base import (
     LOOK_S,
     RETENTION_S,
@@ -31,7 +31,7 @@ try:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.errors import Error as NatsError
-    from nats.errors import NoRespondersError
+    from nats.errors import MaxPayloadError, NoRespondersError
     from nats.js import JetStreamContext
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
     from nats.js.errors import NoStreamResponseError, NotFoundError
@@ -142,6 +142,11 @@ class NatsTransport:
                 stream = await self.jetstream()
                 await stream.publish(subject, payload, headers={"Nats-Msg-Id": message_id})
                 return
+            except MaxPayloadError:
+                raise TooLargeError(
+                    f"an event of {len(payload)} bytes is more than the NATS server takes "
+                    "(max_payload); a result can be stored as an artifact"
+                ) from None
             except (NatsError, OSError) as error:
                 if time.monotonic() >= deadline_s:
                     raise

@@ -44,7 +44,7 @@ class OutboxRow(NamedTuple):
 _ROWS = OutboxEntry.select(*(getattr(OutboxEntry, name) for name in OutboxRow._fields))
 _IS_DEAD = OutboxEntry.dead_at_us.is_null(False)
 _SELECT = text(_ROWS.where(OutboxEntry.id == PLACE))
-_SELECT_DEAD = text(_ROWS.where(_IS_DEAD).order_by(OutboxEntry.id))
+_SELECT_DEAD = text(OutboxEntry.select(OutboxEntry.id).where(_IS_DEAD).order_by(OutboxEntry.id))
 _INSERT = insert_text(OutboxEntry)
 _CHANGING = ("state", "attempts", "next_at_us", "last_error", "dead_at_us")
 _UPDATE = text(
@@ -92,15 +92,16 @@ def settle_callback(work: Work, change: SettleCallback) -> Done:
 def replay_callbacks(work: Work, change: ReplayCallbacks) -> Done:
     """How many there are to be tried again."""
     if change.callback_id is None:
-        found = work.execute(_SELECT_DEAD).fetchall()
+        found = [number for (number,) in work.execute(_SELECT_DEAD).fetchall()]
     else:
-        found = work.execute(_SELECT, (change.callback_id,)).fetchall()
-        if not found or OutboxRow(*found[0]).state != "dead":
+        found = [change.callback_id]
+    for number in found:  # one body in memory at a time
+        columns = work.execute(_SELECT, (number,)).fetchone()
+        if columns is None or OutboxRow(*columns).state != "dead":
             raise NotFoundError(
-                f"there is no dead letter {change.callback_id}; agentbus-admin deadletters list "
-                "shows those that there are"
+                f"there is no dead letter {number}; agentbus-admin deadletters list shows those "
+                "that there are"
             )
-    for columns in found:
         row = OutboxRow(*columns)
         again = row._replace(state="pending", attempts=0, next_at_us=work.now_us, dead_at_us=None)
         _change(work, again, row)
