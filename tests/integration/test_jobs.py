@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors import callback, job_desk
+from actors import job_desk
 from actors.job_stream import RETRY_S
-from agentbus.encoding import decode_strict
 from agentbus.errors import (
     BusError,
     ConflictError,
@@ -21,14 +20,13 @@ from agentbus.errors import (
     SessionAlreadyConnectedError,
     ValidationError,
 )
-from agentbus.jobs.delivery import BACKOFF_MAX_MS, Outcome
 from agentbus.jobs.events import decode_event
 from agentbus.limits import JOBS_AGENT
 from agentbus.transport.client import Client
 from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
 from tests.jobs.emitting import TS, Emitting, connect
-from tests.jobs.servers import Answer, ScriptedServer
+from tests.jobs.waiting import events, pass_time
 
 IDLE_S, TOTAL_S = 600, 3600
 
@@ -51,25 +49,8 @@ def job(bus: InProcessBus) -> Iterator[Emitting]:
         yield job
 
 
-def events(client: Client, job_id: str = "cake", **asked: Any) -> Any:
-    return client.request("job_events", {"job_id": job_id, **asked}, PATIENCE_S)
-
-
 def types(answer: Any) -> list[str]:
     return [event["type"] for event in answer["events"]]
-
-
-def pass_time(bus: InProcessBus, seconds: float) -> None:
-    """When the jobs' actors have heard of everything before."""
-    jobs = bus.system._jobs
-    assert jobs is not None
-
-    def is_idle() -> bool:
-        told = [address.statistics() for address, _ in list(jobs._streams._jobs.values())]
-        return not any(actor.busy or actor.mailbox_length for actor in told)
-
-    eventually(is_idle)
-    bus.clock.advance(seconds)
 
 
 class Asking:
@@ -446,157 +427,3 @@ def test_open_jobs_can_be_listed_alone(bus: InProcessBus, parent: Client, job: E
 
 
 # --- callbacks ---
-
-
-def posted(server: ScriptedServer) -> list[tuple[str, str]]:
-    return [(got.headers["idempotency-key"], decode_strict(got.body)["type"]) for got in server.got]
-
-
-def letters(parent: Client) -> list[Any]:
-    return list(parent.request("deadletters_list", {}, PATIENCE_S)["dead_letters"])
-
-
-def test_events_are_posted_in_order_each_once(bus: InProcessBus, parent: Client) -> None:
-    secret = "s3cret"
-    with ScriptedServer() as server:
-        with Emitting(bus.paths.socket, url=f"{server.url}/cake", secret=secret) as job:
-            for seq, kind in enumerate(("accepted", "progress", "warning", "succeeded")):
-                job.emit(seq, kind)
-        eventually(lambda: len(server.got) == 4)
-        assert posted(server) == [
-            ("cake:0", "accepted"),
-            ("cake:1", "progress"),
-            ("cake:2", "warning"),
-            ("cake:3", "succeeded"),
-        ]
-        assert all("x-signature-timed" in got.headers for got in server.got)
-        assert {got.path for got in server.got} == {"/cake"}
-        eventually(lambda: _callbacks(parent) == {"pending": 0, "dead": 0})
-
-
-def _callbacks(parent: Client) -> Any:
-    return parent.request("job_list", {}, PATIENCE_S)["callbacks"]
-
-
-def test_what_is_not_taken_is_tried_again_and_the_next_event_waits(
-    bus: InProcessBus, parent: Client
-) -> None:
-    with ScriptedServer(Answer(503), Answer(None), Answer(200)) as server:
-        with Emitting(bus.paths.socket, url=server.url) as job:
-            job.emit(0, "accepted")
-            job.emit(1, "succeeded")
-        for attempts in (1, 2):
-            eventually(lambda attempts=attempts: len(server.got) == attempts)  # type: ignore[misc]
-            _pass_time(bus, lambda attempts=attempts: len(server.got) > attempts)  # type: ignore[misc]
-        eventually(lambda: len(server.got) == 4)
-        assert [key for key, _ in posted(server)] == ["cake:0", "cake:0", "cake:0", "cake:1"]
-
-
-def _pass_time(bus: InProcessBus, until: Any) -> None:
-    """Let the pauses between attempts pass."""
-
-    def look() -> bool:
-        bus.clock.advance(BACKOFF_MAX_MS / 1000)
-        return bool(until())
-
-    eventually(look)
-
-
-def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_replayed() -> None:
-    # Hours may pass between the attempts on a slow machine, and no job may be lost meanwhile.
-    with (
-        in_process_bus(job_idle_seconds=86_400, job_total_seconds=604_800) as bus,
-        connect(bus.paths.socket) as parent,
-        ScriptedServer(Answer(500), Answer(500), Answer(200)) as server,
-    ):
-        with Emitting(bus.paths.socket, url=server.url, max_retries=2) as job:
-            job.emit(0, "accepted")
-            _pass_time(bus, lambda: letters(parent))
-            [letter] = letters(parent)
-            assert (letter["job_id"], letter["seq"], letter["attempts"]) == ("cake", 0, 2)
-            assert "500" in letter["error"]
-            job.emit(1)  # those behind it go on
-            eventually(lambda: len(server.got) == 3)
-        replayed = parent.request("deadletters_replay", {"id": letter["id"]}, PATIENCE_S)
-        assert replayed == {"replayed": 1}
-        eventually(lambda: len(server.got) == 4)
-        assert [key for key, _ in posted(server)] == ["cake:0", "cake:0", "cake:1", "cake:0"]
-        eventually(lambda: not letters(parent))
-        with pytest.raises(NotFoundError):
-            parent.request("deadletters_replay", {"id": letter["id"]}, PATIENCE_S)
-
-
-def test_what_a_repeat_cannot_help_is_dead_at_once(bus: InProcessBus, parent: Client) -> None:
-    with ScriptedServer(Answer(401)) as server:
-        with Emitting(bus.paths.socket, url=server.url) as job:
-            job.emit(0, "failed")
-        assert eventually(lambda: letters(parent))[0]["terminal"]
-        assert len(server.got) == 1
-    assert parent.request("deadletters_replay", {"all": True}, PATIENCE_S) == {"replayed": 1}
-
-
-def test_the_terminal_event_is_tried_for_longer(bus: InProcessBus, parent: Client) -> None:
-    with ScriptedServer(Answer(503)) as server:
-        with Emitting(bus.paths.socket, url=server.url, max_retries=1) as job:
-            job.emit(0, "accepted")
-            eventually(lambda: letters(parent))
-            job.emit(1, "succeeded")
-        _pass_time(bus, lambda: len(letters(parent)) == 2)
-        assert [letter["attempts"] for letter in letters(parent)] == [1, 10]
-
-
-def test_a_lost_job_is_posted_too(bus: InProcessBus, parent: Client) -> None:
-    with ScriptedServer() as server:
-        with Emitting(bus.paths.socket, url=server.url) as job:
-            job.emit(0, "accepted")
-        pass_time(bus, IDLE_S)
-        eventually(lambda: len(server.got) == 2)
-        assert posted(server)[-1] == ("cake:1", "failed")
-        assert decode_strict(server.got[-1].body)["synthetic"]
-
-
-@pytest.mark.parametrize(
-    "callback",
-    [
-        {"url": "ftp://h/"},
-        {"url": "http://user@h/"},
-        {"url": "http://h/", "allowed_hosts": ["other"]},
-        {"url": "http://h/", "max_retries": 0},
-        {"url": "http://h/", "max_retries": 101},
-        {"url": "http://h/", "extra": 1},
-        {"url": 7},
-    ],
-)
-def test_a_callback_that_must_not_be_called_is_refused_with_its_event(
-    bus: InProcessBus, parent: Client, callback: dict[str, Any]
-) -> None:
-    with Emitting(bus.paths.socket, **callback) as job, pytest.raises(ValidationError):
-        job.emit(0, "accepted")
-    assert events(parent)["events"] == []
-
-
-def test_an_attempt_that_fails_as_nobody_thought_of_is_one_of_its_attempts(
-    bus: InProcessBus, parent: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def attempt(*_: object) -> Outcome:
-        raise ArithmeticError("told to")
-
-    monkeypatch.setattr(callback, "attempt", attempt)
-    with Emitting(bus.paths.socket, url="http://127.0.0.1:9/", max_retries=2) as job:
-        job.emit(0, "accepted")
-        _pass_time(bus, lambda: letters(parent))
-    [letter] = letters(parent)
-    assert letter["attempts"] == 2
-    assert "ArithmeticError" in letter["error"]
-
-
-def test_callbacks_go_on_after_a_restart(bus: InProcessBus) -> None:
-    with ScriptedServer(Answer(503), Answer(200)) as server:
-        with Emitting(bus.paths.socket, url=server.url) as job:
-            job.emit(0, "succeeded")
-        eventually(lambda: len(server.got) == 1)
-        bus.system.stop()
-        bus.clock.advance(BACKOFF_MAX_MS / 1000)
-        bus.start()
-        _pass_time(bus, lambda: len(server.got) == 2)
-        assert {key for key, _ in posted(server)} == {"cake:0"}
