@@ -27,6 +27,11 @@ from contextlib import suppress
 from pathlib import Path
 
 SHOWN_WITHIN_S = 30.0
+RETYPED_AFTER_S = 8.0
+TYPED_TIMES = 4
+ERASE_LINE = "\x15"
+"""Control-U, of what may have been taken after all."""
+
 _ROWS, _COLUMNS = 40, 140
 
 # The session leader takes the terminal on its stdin as the controlling one, then becomes the
@@ -85,23 +90,37 @@ class Terminal:
 
     def wait_for(self, words: str, since: int = 0, within_s: float = SHOWN_WITHIN_S) -> None:
         """Until the words have been shown, with any spaces between them."""
+        if not self._comes(words, since, within_s):
+            raise AssertionError(f"{words!r} was not shown:\n{self.shown()[-3000:]}")
+
+    def _comes(self, words: str, since: int, within_s: float) -> bool:
         pattern = re.compile(r"\s*".join(map(re.escape, words.split())))
         deadline_s = time.monotonic() + within_s
         while not pattern.search(self.shown(since)):
             with self._changed:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
-                    raise AssertionError(f"{words!r} was not shown:\n{self.shown()[-3000:]}")
+                    return False
+        return True
 
     def type(self, keys: str) -> None:
         with suppress(OSError):  # it has ended: the test will see that
             os.write(self._ours, keys.encode())
 
     def type_line(self, line: str) -> None:
-        """Type it, and Enter once it is shown: keys that come in one piece count as pasted."""
+        """Type it, and Enter once it is shown: keys that come in one piece count as pasted.
+
+        A window that still loads may throw keys away, so they are typed again.
+        """
         since = self.mark()
-        self.type(line)
-        self.wait_for(line, since)
+        for _ in range(TYPED_TIMES - 1):
+            self.type(line)
+            if self._comes(line, since, RETYPED_AFTER_S):
+                break
+            self.type(ERASE_LINE)
+        else:
+            self.type(line)
+            self.wait_for(line, since)
         self.type("\r")
 
     def hang_up(self) -> None:
