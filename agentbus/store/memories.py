@@ -30,10 +30,11 @@ from agentbus.store.changes import (
     SubscriptionRow,
 )
 from agentbus.store.receipts import admit
-from agentbus.store.schema import LIVE_MEMORY, PLACE, TOMBSTONE, Channel, Message, text
-from agentbus.store.sending import INSERT_MESSAGE, thread_of
+from agentbus.store.schema import LIVE_MEMORY, PLACE, TOMBSTONE, Channel, Message, insert_text, text
+from agentbus.store.sending import thread_of
 from agentbus.store.work import Work
 
+_INSERT_REVISION = insert_text(Message)
 _SELECT_LIVE = text(
     Message.select(
         Message.sequence,
@@ -140,7 +141,7 @@ def revise_memory(work: Work, change: ReviseMemory) -> Done:
     work.execute(_END, (work.now_us, sequence, live.sequence))
     reach("during_memory_edit")
     work.insert(
-        INSERT_MESSAGE,
+        _INSERT_REVISION,
         (
             sequence,
             memory_id,

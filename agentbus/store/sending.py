@@ -11,14 +11,13 @@ from typing import Any
 
 from peewee import SQL
 
-from agentbus.envelope import Body, check_size, encode_envelope
+from agentbus.envelope import Body
 from agentbus.errors import ValidationError
-from agentbus.ids import MessageId, Sequence, new_id
 from agentbus.rules.jobs import JOB_CHANNEL_PREFIX
-from agentbus.store.bulk import BulkInsert
-from agentbus.store.changes import Done, MessageAppended, SendMessage
+from agentbus.store.appending import append_message, draft_message
+from agentbus.store.changes import Done, SendMessage
 from agentbus.store.receipts import admit
-from agentbus.store.schema import PLACE, Channel, Message, insert_text, text
+from agentbus.store.schema import PLACE, Channel, Message, text
 from agentbus.store.work import ChannelState, Work
 
 _SELECT_THREAD = text(
@@ -28,8 +27,6 @@ _SELECT_THREAD = text(
     .order_by(Message.revision.desc())
     .limit(SQL("1"))
 )
-INSERT_MESSAGE = insert_text(Message)
-_GATHER_MESSAGE = BulkInsert(Message)
 
 
 def send_message(work: Work, change: SendMessage) -> Done:
@@ -39,60 +36,16 @@ def send_message(work: Work, change: SendMessage) -> Done:
         return admission
     channel = _require_open(work, change.operation.channel)
     body = _body(work, change)
-    sequence = Sequence(work.counters.last_sequence + 1)
-    message_id = MessageId(new_id())
-    envelope = encode_envelope(
-        message_id=message_id,
-        revision=1,
-        sequence=sequence,
-        channel=channel.name,
-        channel_kind=channel.kind,
-        sender=change.sender,
-        sent_at_us=work.now_us,
-        body=body,
-    )
-    check_size(envelope, work.config.max_message_kib)
+    draft = draft_message(work, channel.name, channel.kind, change.sender, body)
     answer: dict[str, Any] = {
-        "message_id": message_id,
-        "sequence": sequence,
+        "message_id": draft.message_id,
+        "sequence": draft.sequence,
         "operation_id": change.operation_id,
     }
 
     # Nothing is refused from here on.
-    work.gather(
-        _GATHER_MESSAGE,
-        (
-            sequence,
-            message_id,
-            1,
-            channel.channel_id,
-            sequence,
-            change.attachment.session_id,
-            work.now_us,
-            body.thread,
-            body.reply_to,
-            channel.kind == "memory",
-            None,
-            None,
-            envelope,
-        ),
-    )
+    fact = append_message(work, draft, channel.channel_id)
     admission.record(work, change, answer)
-    work.counters.last_sequence = sequence
-    changing = work.changing(channel.channel_id)
-    changing.newest = sequence
-    changing.retained += 1
-    fact = MessageAppended(
-        channel_id=channel.channel_id,
-        channel=channel.name,
-        channel_kind=channel.kind,
-        sequence=sequence,
-        message_id=message_id,
-        sent_at_us=work.now_us,
-        sender=change.sender,
-        body=body,
-        envelope=envelope,
-    )
     answer["duplicate"] = False
     return Done(answer, (fact,))
 

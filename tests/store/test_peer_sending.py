@@ -438,7 +438,7 @@ def _stumble(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
     def stumbling(work: Any, letter: Any) -> Any:
         made = post(work, letter)
-        if letter.body.content == "stumbles":
+        if letter.draft.body.content == "stumbles":
             raise error
         return made
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentbus.encoding import encode
-from agentbus.envelope import Body, check_size, encode_envelope
+from agentbus.envelope import Body
 from agentbus.errors import (
     ConflictError,
     JobClosedError,
@@ -19,10 +19,11 @@ from agentbus.errors import (
     UnavailableError,
 )
 from agentbus.identity import SenderBinding
-from agentbus.ids import MessageId, Sequence, new_id
+from agentbus.ids import Sequence
 from agentbus.rules.jobs import channel_of
 from agentbus.rules.receipts import digest
-from agentbus.store.changes import ChannelMade, Done, Fact, MessageAppended
+from agentbus.store.appending import append_message, draft_message
+from agentbus.store.changes import ChannelMade, Done, Fact
 from agentbus.store.jobs import rows
 from agentbus.store.jobs.changes import (
     AppendJobEvent,
@@ -36,11 +37,10 @@ from agentbus.store.jobs.changes import (
 from agentbus.store.jobs.outbox import queue_callback
 from agentbus.store.jobs.rows import NOTHING_YET, JobRow
 from agentbus.store.receipts import require_rate
-from agentbus.store.schema import PLACE, Agent, JobEvent, Message, Session, insert_text, text
+from agentbus.store.schema import PLACE, Agent, JobEvent, Session, insert_text, text
 from agentbus.store.subscribing import insert_channel
 from agentbus.store.work import Work
 
-_INSERT_MESSAGE = insert_text(Message)
 _INSERT_EVENT = insert_text(JobEvent)
 _SELECT_SENDER = text(
     Session.select(Agent.name, Agent.id, Session.application, Session.display_name)
@@ -151,67 +151,24 @@ def _append(
     channel = work.channel(name)
     content = encode(event)
     body = Body(content=content.decode(), type=event["type"])
-    sequence = Sequence(work.counters.last_sequence + 1)
-    message_id = MessageId(new_id())
-    envelope = encode_envelope(
-        message_id=message_id,
-        revision=1,
-        sequence=sequence,
-        channel=name,
-        channel_kind="job",
-        sender=sender,
-        sent_at_us=work.now_us,
-        body=body,
-    )
-    _check_size(envelope, work.config.max_message_kib)
+    try:
+        draft = draft_message(work, name, "job", sender, body)
+    except TooLargeError as error:
+        raise TooLargeError(f"{error.message}; a result can be stored as an artifact") from None
 
     # Nothing is refused from here on.
     facts: list[Fact] = []
     if channel is None:
         channel = insert_channel(work, name, "job")
         facts.append(ChannelMade(channel.channel_id, name, "job"))
-    work.insert(
-        _INSERT_MESSAGE,
-        (
-            sequence,
-            message_id,
-            1,
-            channel.channel_id,
-            sequence,
-            sender.session_id,
-            work.now_us,
-            None,
-            None,
-            False,
-            None,
-            None,
-            envelope,
-        ),
-    )
-    work.insert(_INSERT_EVENT, (channel.channel_id, event["seq"], sequence, fingerprint))
-    work.counters.last_sequence = sequence
-    changing = work.changing(channel.channel_id)
-    changing.newest = sequence
-    changing.retained += 1
-    facts.append(
-        MessageAppended(
-            channel_id=channel.channel_id,
-            channel=name,
-            channel_kind="job",
-            sequence=sequence,
-            message_id=message_id,
-            sent_at_us=work.now_us,
-            sender=sender,
-            body=body,
-            envelope=envelope,
-        )
-    )
+    facts.append(append_message(work, draft, channel.channel_id))
+    work.insert(_INSERT_EVENT, (channel.channel_id, event["seq"], draft.sequence, fingerprint))
     job = _advance(work, job._replace(channel=channel.channel_id), event)
     facts.append(JobChanged(job.view()))
     if job.callback is not None:
         queue_callback(work, job.id, event, content)
         facts.append(CallbacksWaiting())
-    return sequence, job, tuple(facts)
+    return draft.sequence, job, tuple(facts)
 
 
 def _advance(work: Work, job: JobRow, event: dict[str, Any]) -> JobRow:
@@ -235,13 +192,6 @@ def _advance(work: Work, job: JobRow, event: dict[str, Any]) -> JobRow:
         rows.insert(work, job)
         return job
     return rows.change(work, before, **job._asdict())
-
-
-def _check_size(envelope: bytes, max_message_kib: int) -> None:
-    try:
-        check_size(envelope, max_message_kib)
-    except TooLargeError as error:
-        raise TooLargeError(f"{error.message}; a result can be stored as an artifact") from None
 
 
 def _answer(job: JobRow, seq: int, sequence: Sequence) -> dict[str, Any]:

@@ -42,6 +42,6 @@ def delegate(work: Work, change: Delegate) -> Done:
 
     # Nothing is refused from here on.
     (row,), facts = post(work, posting)
-    answer = {"message_id": posting.message_id, "delivery_id": row.id}
+    answer = {"message_id": posting.draft.message_id, "delivery_id": row.id}
     admission.record(work, change, answer)
     return Done({**answer, "duplicate": False}, tuple(facts))

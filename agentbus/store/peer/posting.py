@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentbus.envelope import Body, PeerKind, Recipient, check_size, encode_envelope
+from agentbus.envelope import Body, PeerKind, Recipient
 from agentbus.errors import ConflictError
 from agentbus.identity import SenderBinding
-from agentbus.ids import ChannelId, DeliveryId, MessageId, Sequence, new_id
+from agentbus.ids import ChannelId, DeliveryId, MessageId, new_id
 from agentbus.limits import INBOX_PREFIX, PEER_UNANSWERED_SECONDS
-from agentbus.store.changes import ChannelMade, Fact, MessageAppended
+from agentbus.store.appending import Draft, append_message, draft_message
+from agentbus.store.changes import ChannelMade, Fact
 from agentbus.store.peer import deliveries
 from agentbus.store.peer.deliveries import DeliveryRow
-from agentbus.store.schema import Message, insert_text
 from agentbus.store.subscribing import insert_channel
 from agentbus.store.work import Work
 
 SECOND_US = 1_000_000
-
-_INSERT_MESSAGE = insert_text(Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,10 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """A letter that fits, with its bytes; nothing of it is written yet."""
+    """A letter that fits, as a message; nothing of it is written yet."""
 
     letter: Letter
-    channel: str
-    sequence: Sequence
-    message_id: MessageId
-    body: Body
-    envelope: bytes
+    draft: Draft
 
 
 def prepare(work: Work, letter: Letter) -> Posting:
@@ -67,61 +61,15 @@ def prepare(work: Work, letter: Letter) -> Posting:
         capability=letter.capability,
     )
     channel, _ = _inbox(work, letter.recipients[0].agent)
-    sequence = Sequence(work.counters.last_sequence + 1)
-    envelope = encode_envelope(
-        message_id=message_id,
-        revision=1,
-        sequence=sequence,
-        channel=channel,
-        channel_kind="inbox",
-        sender=letter.sender,
-        sent_at_us=work.now_us,
-        body=body,
-    )
-    check_size(envelope, work.config.max_message_kib)
-    return Posting(letter, channel, sequence, message_id, body, envelope)
+    return Posting(letter, draft_message(work, channel, "inbox", letter.sender, body, message_id))
 
 
 def post(work: Work, posting: Posting) -> tuple[list[DeliveryRow], list[Fact]]:
     """Write message and deliveries; the rows of these, in the order of the recipients."""
-    letter, body = posting.letter, posting.body
+    letter = posting.letter
     facts: list[Fact] = []
     channel_id, *_ = [open_inbox(work, one.agent, facts) for one in letter.recipients]
-    work.insert(
-        _INSERT_MESSAGE,
-        (
-            posting.sequence,
-            posting.message_id,
-            1,
-            channel_id,
-            posting.sequence,
-            letter.sender.session_id,
-            work.now_us,
-            body.thread,
-            body.reply_to,
-            False,
-            None,
-            None,
-            posting.envelope,
-        ),
-    )
-    work.counters.last_sequence = posting.sequence
-    channel = work.changing(channel_id)
-    channel.newest = posting.sequence
-    channel.retained += 1
-    facts.append(
-        MessageAppended(
-            channel_id=channel_id,
-            channel=posting.channel,
-            channel_kind="inbox",
-            sequence=posting.sequence,
-            message_id=posting.message_id,
-            sent_at_us=work.now_us,
-            sender=letter.sender,
-            body=body,
-            envelope=posting.envelope,
-        )
-    )
+    facts.append(append_message(work, posting.draft, channel_id))
     # Ids of one millisecond are in no order; sorted, they are in that of the recipients.
     ids = sorted(DeliveryId(new_id()) for _ in letter.recipients)
     rows = [
@@ -161,13 +109,13 @@ def _delivery(
     work: Work, posting: Posting, recipient: Recipient, delivery_id: DeliveryId
 ) -> DeliveryRow:
     letter = posting.letter
-    assert posting.body.thread is not None
+    assert posting.draft.body.thread is not None
     row = DeliveryRow(
         id=delivery_id,
-        message_id=posting.message_id,
-        sequence=posting.sequence,
+        message_id=posting.draft.message_id,
+        sequence=posting.draft.sequence,
         kind=letter.kind,
-        thread=posting.body.thread,
+        thread=posting.draft.body.thread,
         reply_to=letter.reply_to,
         depth=letter.depth,
         parent=letter.parent,

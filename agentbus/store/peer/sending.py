@@ -194,15 +194,15 @@ def _posted(
     """Write the message and what it means for the work it answers."""
     made, facts = post(work, posting)
     if answered is not None:
-        replied, changes = record_reply(work, answered, posting.message_id)
+        replied, changes = record_reply(work, answered, posting.draft.message_id)
         facts += changes
         proven = replied if proven is not None and proven.id == replied.id else proven
         finished = replied if finished is not None and finished.id == replied.id else finished
     if proven is not None:
         instructions_followed(work, proven)
     answer: dict[str, Any] = {
-        "message_id": posting.message_id,
-        "thread_id": posting.body.thread,
+        "message_id": posting.draft.message_id,
+        "thread_id": posting.draft.body.thread,
         "recipients": [
             {
                 "agent": one.agent,
