@@ -42,10 +42,11 @@ USAGE = """Usage: actors [--config PATH] [--detach | --foreground]
 
 Options:
   --config PATH  Configuration file.
-  --detach       Go on in a process that does not descend from the starter; end when it serves.
+  --detach       Go on in a process that descends from nobody who is left; end when it serves.
   --foreground   Log to stderr instead of the log file.
 """
 
+EXIT_OK = 0
 EXIT_FAILURE = 1
 
 SWITCH_INTERVAL_SECONDS = 0.001
@@ -61,18 +62,20 @@ _log = logging.getLogger("actors.daemon")
 
 def main(argv: list[str] | None = None) -> int:
     arguments = docopt(USAGE, argv)
+    tell_starter = detach() if arguments["--detach"] else _nobody_waits
     try:
         path = arguments["--config"]
         config = load_config(Path(path) if path else None)
-        serves = detach() if arguments["--detach"] else _nobody_waits
-        return _run(config, serves, foreground=arguments["--foreground"])
+        code = _run(config, lambda: tell_starter(EXIT_OK), foreground=arguments["--foreground"])
     except DatabaseUnusable as error:
-        return _refuse(str(error), EXIT_DATABASE)
+        code = _refuse(str(error), EXIT_DATABASE)
     except BusError as error:
-        return _refuse(str(error), EXIT_CONFIGURATION)
+        code = _refuse(str(error), EXIT_CONFIGURATION)
+    tell_starter(code)  # heard only if it does not serve by then
+    return code
 
 
-def _nobody_waits() -> None:
+def _nobody_waits(_code: int) -> None:
     """Whoever started this process has it as its child."""
 
 

@@ -1,43 +1,53 @@
 """Leaving the process tree of whoever starts the daemon.
 
 A session of its own keeps away the signals that are meant for a process group. But a harness may
-end all that descends from the MCP server that it has started, and by birth the daemon does. So the
-process that was started only tells how the start went, and the daemon is a child of it, whose
-parent is gone as soon as it serves. Main thread, while there is no other.
+end all that descends from the MCP server that it has started, and it does so at any time: also
+just when the daemon is ready. So the daemon is the grandchild of the process that was started, and
+the process between them has ended before the daemon takes its first step; the one that was started
+stays only to tell how the start went. Main thread, while there is no other.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
 _FAILED = 1
-_SERVES = b"s"
+_ALONE = b"a"
 
 
-def detach() -> Callable[[], None]:
-    """Goes on in a new process; the one before ends when what is returned is called there.
+def detach() -> Callable[[int], None]:
+    """Goes on in a new process that descends from nobody who is left.
 
-    Its exit code is then 0, and that of the new process if that one ends without having called it.
+    What is returned takes an exit code and is called once there: the process that was started then
+    ends with that code. It ends with 1 if the new process ends without having called it.
     """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        os._exit(0 if os.read(reading, 1) == _SERVES else _exit_code(pid))
-    os.close(reading)
+    starter, daemon = socket.socketpair()
+    between = os.fork()
+    if between:
+        daemon.close()
+        os.waitpid(between, 0)
+        os._exit(_told(starter))
+    if os.fork():
+        os._exit(0)
+    starter.close()
     os.setsid()
+    daemon.recv(1)  # or the starter was ended meanwhile, which is not our affair
 
-    def serves() -> None:
-        with suppress(BrokenPipeError):  # whoever waited was ended meanwhile; we are not its affair
-            os.write(writing, _SERVES)
-        os.close(writing)
+    def tell(code: int) -> None:
+        with suppress(OSError):
+            daemon.send(bytes((code,)))
+        daemon.close()
 
-    return serves
+    return tell
 
 
-def _exit_code(pid: int) -> int:
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else _FAILED  # negative: a signal ended it
+def _told(starter: socket.socket) -> int:
+    try:
+        starter.send(_ALONE)
+        code = starter.recv(1)
+    except OSError:  # the new process has been ended before it read
+        return _FAILED
+    return code[0] if code else _FAILED

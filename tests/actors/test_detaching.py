@@ -12,18 +12,21 @@ import pytest
 from tests.bus_fixture import ROOT
 
 SERVES = 0
-FAILS = 3
+REFUSED = 65
+ENDED = 1
 
 _DAEMON = """
 import os, sys
 from actors.detaching import detach
+from agentbus.processes import ancestors
 
-serves = detach()
-print(os.getpid(), flush=True)
-if (word := sys.stdin.readline()) == "fail\\n":
-    sys.exit(3)
-serves()
-print("serves", flush=True)
+starter = os.getpid()
+tell = detach()
+print(os.getpid(), starter in ancestors(os.getpid()), flush=True)
+if word := sys.stdin.readline().strip():
+    tell(int(word))
+    tell(9)
+    print("told", flush=True)
 """
 
 
@@ -37,16 +40,32 @@ def started() -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("word", "code"), [("go", SERVES), ("fail", FAILS)])
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        pytest.param(f"{SERVES}\n", SERVES, id="serves"),
+        pytest.param(f"{REFUSED}\n", REFUSED, id="refused"),
+        pytest.param("\n", ENDED, id="ends without a word"),
+    ],
+)
 def test_whoever_started_it_is_told_how_the_start_went(word: str, code: int) -> None:
     with started() as starter:
         assert starter.stdin is not None
         assert starter.stdout is not None
-        pid = int(starter.stdout.readline())
-        assert pid != starter.pid
-        starter.stdin.write(word + "\n")
+        pid, descends = starter.stdout.readline().split()
+        assert int(pid) != starter.pid
+        assert descends == "False"  # already at its first step
+        starter.stdin.write(word)
         starter.stdin.flush()
         assert starter.wait() == code
+
+
+def test_a_killed_daemon_is_a_failed_start() -> None:
+    with started() as starter:
+        assert starter.stdout is not None
+        pid, _ = starter.stdout.readline().split()
+        os.kill(int(pid), signal.SIGKILL)
+        assert starter.wait() == ENDED
 
 
 def test_a_starter_that_is_ended_meanwhile_does_not_take_the_daemon_with_it() -> None:
@@ -56,6 +75,6 @@ def test_a_starter_that_is_ended_meanwhile_does_not_take_the_daemon_with_it() ->
         starter.stdout.readline()
         os.kill(starter.pid, signal.SIGKILL)
         starter.wait()
-        starter.stdin.write("go\n")
+        starter.stdin.write(f"{SERVES}\n")
         starter.stdin.flush()
-        assert starter.stdout.readline() == "serves\n"
+        assert starter.stdout.readline() == "told\n"
