@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from agentbus.config import load_config
 from agentbus.encoding import encode
 from agentbus.errors import NotFoundError, UnavailableError
 from agentbus.harnesses.installing import installation
-from agentbus.harnesses.installing.entries import Target, entries_of
+from agentbus.harnesses.installing.entries import entries_of
 from agentbus.harnesses.installing.installation import carry_out, plan_install
 from agentbus.limits import PROTOCOL_VERSION
 from agentbus.transport.singleton import RuntimePaths
@@ -152,12 +153,15 @@ def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
 
 def install(harness: str, around: Surroundings, **options: Any) -> None:
-    target = Target(around.home, options.pop("project", None), str(around.program), **options)
+    target = replace(around.target(options.pop("project", None)), **options)
     carry_out(plan_install(entries_of(harness, target)), installing=True)
 
 
-def trust(around: Surroundings, *places: str) -> None:
-    folder = around.home / ".codex"
+ACCEPTED = ("session_start:0:0", "session_end:0:0", "user_prompt_submit:0:0")
+"""As Codex notes its hooks but the last; Stop may have others before it."""
+
+
+def trust(folder: Path, *places: str) -> None:
     with (folder / "config.toml").open("a") as file:
         for place in places:
             file.write(f'\n[hooks.state."{folder}/hooks.json:{place}"]\ntrusted_hash = "x"\n')
@@ -261,11 +265,34 @@ def test_codex_hooks_count_when_each_was_accepted_in_its_place(around: Surroundi
     hooks.write_bytes(encode({"hooks": {"Stop": [mine]}}))
     install("codex", around)
     assert faults(of("codex", around)) == ["hooks-untrusted"]
-    trust(around, "session_start:0:0", "session_end:0:0", "user_prompt_submit:0:0", "stop:0:0")
+    trust(
+        hooks.parent, "session_start:0:0", "session_end:0:0", "user_prompt_submit:0:0", "stop:0:0"
+    )
     (untrusted,) = [one for one in of("codex", around) if one.fault == "hooks-untrusted"]
     assert untrusted.seen == "not accepted yet: Stop"
-    trust(around, "stop:1:0")
+    trust(hooks.parent, "stop:1:0")
     assert faults(of("codex", around)) == []
+
+
+@pytest.mark.parametrize(
+    ("harness", "variable"),
+    [
+        ("claude-code", "CLAUDE_CONFIG_DIR"),
+        ("codex", "CODEX_HOME"),
+        ("opencode", "XDG_CONFIG_HOME"),
+    ],
+)
+def test_a_harness_is_looked_at_where_its_folder_was_moved(
+    around: Surroundings, harness: str, variable: str
+) -> None:
+    elsewhere = around.home / "elsewhere"
+    moved = replace(around, moved={variable: elsewhere})
+    install(harness, moved)
+    if harness == "codex":
+        assert faults(of(harness, moved)) == ["hooks-untrusted"]
+        trust(elsewhere, *ACCEPTED, "stop:0:0")
+    assert faults(of(harness, moved)) == []
+    assert faults(of(harness, around)) == ["entry-missing"]
 
 
 def test_hooks_that_do_not_speak_are_found_and_without_a_daemon_nobody_knows(

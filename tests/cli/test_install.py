@@ -31,11 +31,11 @@ class Admin:
         self.home.mkdir()
         self.project.mkdir()
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         admin = Path(sysconfig.get_path("scripts")) / "agentbus-admin"
         return subprocess.run(
             [str(admin), *arguments],
-            env={"HOME": str(self.home), "PATH": os.environ["PATH"]},
+            env={"HOME": str(self.home), "PATH": os.environ["PATH"], **environment},
             cwd=self.project,
             capture_output=True,
             text=True,
@@ -64,6 +64,29 @@ def test_every_command_of_the_pages_does_what_it_says(admin: Admin) -> None:
         "project/.codex/config.toml",
         "project/.codex/hooks.json",
     }
+
+
+@pytest.mark.parametrize(
+    ("harness", "variable", "files"),
+    [
+        ("claude-code", "CLAUDE_CONFIG_DIR", {"moved/.claude.json", "moved/settings.json"}),
+        ("codex", "CODEX_HOME", {"moved/config.toml", "moved/hooks.json"}),
+        ("opencode", "XDG_CONFIG_HOME", {"moved/opencode/opencode.json"}),
+    ],
+)
+def test_a_harness_whose_folder_was_moved_finds_its_entries_there(
+    admin: Admin, harness: str, variable: str, files: set[str]
+) -> None:
+    moved = {variable: str(admin.home.parent / "moved")}
+    assert admin.run("install", harness, **moved).returncode == EXIT_OK
+    assert admin.files() == files
+    assert admin.run("install", harness, "--project", **moved).returncode == EXIT_OK
+    assert all(name.startswith("project/") for name in admin.files() - files)
+    assert admin.run("uninstall", harness, "--project", **moved).returncode == EXIT_OK
+    assert admin.run("uninstall", harness, **moved).returncode == EXIT_OK
+    assert admin.files() == set()
+    assert admin.run("install", harness, **{variable: ""}).returncode == EXIT_OK
+    assert all(name.startswith("home/.") for name in admin.files())
 
 
 def test_what_is_written_names_this_installation(admin: Admin) -> None:

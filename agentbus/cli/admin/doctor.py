@@ -30,6 +30,7 @@ from agentbus.cli.program import own_program
 from agentbus.cli.running import runtime_paths
 from agentbus.cli.text import for_terminal
 from agentbus.errors import NotFoundError
+from agentbus.harnesses.installing.entries import moved_folders
 
 _LINE_CHARACTERS: Final = 2000
 
@@ -94,7 +95,9 @@ class _Visit:
             yield from examine_redis(daemon.status)
         if program is not None:
             yield from examine_harnesses(
-                Surroundings(Path.home(), Path.cwd(), program, daemon.status)
+                Surroundings(
+                    Path.home(), Path.cwd(), program, daemon.status, moved_folders(os.environ)
+                )
             )
         yield from examine_processes(paths, uid)
 

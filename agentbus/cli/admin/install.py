@@ -6,6 +6,7 @@ be done by hand afterwards is said. Main thread.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from agentbus.cli.output import print_json
 from agentbus.cli.program import own_program
 from agentbus.cli.text import for_terminal
 from agentbus.errors import ValidationError
-from agentbus.harnesses.installing.entries import Target, entries_of, generic
+from agentbus.harnesses.installing.entries import Target, entries_of, generic, moved_folders
 from agentbus.harnesses.installing.installation import (
     Change,
     carry_out,
@@ -70,6 +71,7 @@ def _target(arguments: Arguments) -> Target:
         command=str(own_program()),
         agent=None if agent is None else checked_name(agent, "--agent"),
         config_path=None if config_path is None else Path(config_path).absolute(),
+        moved=moved_folders(os.environ),
     )
 
 

@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +74,10 @@ class Surroundings:
     program: Path
     """The `agentbus` of this installation."""
     status: dict[str, Any] | None = None
+    moved: Mapping[str, Path] = field(default_factory=dict)
+
+    def target(self, project: Path | None) -> Target:
+        return Target(self.home, project, str(self.program), moved=self.moved)
 
 
 def examine_harnesses(around: Surroundings) -> list[Finding]:
@@ -163,7 +168,7 @@ def _standings(harness: str, around: Surroundings) -> tuple[list[Standing], bool
 
 def _standings_in(harness: str, around: Surroundings, project: Path | None) -> list[Standing]:
     """With the agent and the configuration file that it was installed with."""
-    target = Target(around.home, project, str(around.program))
+    target = around.target(project)
 
     def look() -> list[Standing]:
         return [one for file in entries_of(harness, target) for one in examine(file)]
@@ -226,7 +231,7 @@ def _hooks(harness: str, hooks: list[Standing], around: Surroundings, words: str
     else:
         found = [fine(check, f"current, in {file}")]
     if harness == "codex":
-        found.append(_trust(hooks, around.home))
+        found.append(_trust(hooks, around.target(None).codex_home))
     if around.status is not None:
         found.append(_spoken(harness, around.status, words))
     return found
@@ -236,13 +241,13 @@ def _event(hook: Standing) -> str:
     return str(hook.entry.path[-1])
 
 
-def _trust(hooks: list[Standing], home: Path) -> Finding:
+def _trust(hooks: list[Standing], codex_home: Path) -> Finding:
     """Codex notes each hook that was accepted, by file, event and place in its lists.
 
     Whether the hook was changed since it was accepted is for Codex alone to tell.
     """
     check = "codex hook trust"
-    file = home / ".codex" / "config.toml"
+    file = codex_home / "config.toml"
     try:
         states = tomllib.loads(file.read_text(encoding="utf-8")).get("hooks", {}).get("state", {})
         trusted = {

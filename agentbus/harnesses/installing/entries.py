@@ -7,8 +7,8 @@ the home, of the project and the command to run are given.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,8 @@ STOP_HOOK_SECONDS: Final = 24 * 3600
 
 _OPTIONS: Final = ("--agent", "--config")
 
+_MOVING: Final = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME")
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -34,6 +36,13 @@ class Target:
     command: str
     agent: str | None = None
     config_path: Path | None = None
+    moved: Mapping[str, Path] = field(default_factory=dict)
+    """See `moved_folders`."""
+
+    @property
+    def codex_home(self) -> Path:
+        """What belongs to the user, and which hooks were accepted, for projects too."""
+        return self.moved.get("CODEX_HOME", self.home / ".codex")
 
     @property
     def arguments(self) -> list[str]:
@@ -43,6 +52,11 @@ class Target:
         if self.config_path is not None:
             found += ["--config", str(self.config_path)]
         return found
+
+
+def moved_folders(environment: Mapping[str, str]) -> dict[str, Path]:
+    """The user's folders that variables of a harness have moved, by the variable."""
+    return {name: Path(environment[name]).absolute() for name in _MOVING if environment.get(name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +144,9 @@ def _tool_hook(event: str) -> dict[str, Any]:
 def claude_code(target: Target) -> list[FileEntries]:
     """The server and the hooks stand in two files, of the user or of the project."""
     if target.project is None:
-        servers = target.home / ".claude.json"
-        settings = target.home / ".claude" / "settings.json"
+        servers = target.moved.get("CLAUDE_CONFIG_DIR", target.home) / ".claude.json"
+        folder = target.moved.get("CLAUDE_CONFIG_DIR", target.home / ".claude")
+        settings = folder / "settings.json"
     else:
         servers = target.project / ".mcp.json"
         settings = target.project / ".claude" / "settings.json"
@@ -156,13 +171,13 @@ def claude_code(target: Target) -> list[FileEntries]:
 
 
 def codex(target: Target) -> list[FileEntries]:
-    """`config.toml` and `hooks.json` in `~/.codex` or the project's `.codex`.
+    """`config.toml` and `hooks.json` in Codex's home or the project's `.codex`.
 
     `required`: Codex drops a server that takes longer than about a second to start, silently.
     `env_vars`: it passes on next to nothing of its environment, and `codex queue`, which the server
     runs, has to find the same home.
     """
-    folder = (target.project or target.home) / ".codex"
+    folder = target.codex_home if target.project is None else target.project / ".codex"
     more = {"required": True, "env_vars": ["CODEX_HOME", "AGENTBUS_RUNTIME_DIR"]}
     server = Member(("mcp_servers", SERVER), {**_server(target), **more})
     hooks = tuple(
@@ -180,7 +195,8 @@ def codex(target: Target) -> list[FileEntries]:
 
 def opencode(target: Target) -> list[FileEntries]:
     """`opencode.json` in `~/.config/opencode` or in the project; it has no hooks."""
-    folder = target.project or target.home / ".config" / "opencode"
+    user = target.moved.get("XDG_CONFIG_HOME", target.home / ".config") / "opencode"
+    folder = target.project or user
     command = [target.command, *target.arguments]
     server = Member(("mcp", SERVER), {"type": "local", "command": command, "enabled": True})
     return [FileEntries(_existing(folder, "opencode.json", "opencode.jsonc"), (server,))]
