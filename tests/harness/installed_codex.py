@@ -18,18 +18,17 @@ class InstalledCodex(Codex):
 
     def terminal(self, *options: str) -> Terminal:
         """Its window, as soon as it takes input. Its conversations run in the same process."""
-        return self._open([_BYPASS, "--no-daemon", *options])
+        terminal = self._open([_BYPASS, "--no-daemon", *options])
+        terminal.wait_for(_TAKES_INPUT)
+        return terminal
 
     def terminal_with_daemon(self) -> Terminal:
         """As it is when nobody says otherwise: a daemon of Codex has the conversations.
 
         There is none with the bypass, so here a person trusts the hooks.
         """
-        terminal = self._open([], "2. Trust all and continue")
-        terminal.wait_still()
-        terminal.type("2")
-        terminal.wait_for("\u203a 2. Trust all and continue")
-        terminal.type("\r")
+        terminal = self._open([])
+        trust_hooks(terminal)
         terminal.wait_for(_TAKES_INPUT)
         return terminal
 
@@ -37,12 +36,11 @@ class InstalledCodex(Codex):
         super().close()
         end_programs_below(self.codex_home)
 
-    def _open(self, options: list[str], shows: str = _TAKES_INPUT) -> Terminal:
+    def _open(self, options: list[str]) -> Terminal:
         self.prepare()
         command = [str(codex_executable()), *options]
         terminal = Terminal(command, self.work, self.environment)
         self._terminals.append(terminal)
-        terminal.wait_for(shows)
         return terminal
 
     def _configure(self) -> None:
@@ -58,3 +56,11 @@ class InstalledCodex(Codex):
 
     def _command(self, prompt: str, options: tuple[str, ...]) -> list[str]:
         return super()._command(prompt, (_BYPASS, *options))
+
+
+def trust_hooks(terminal: Terminal) -> None:
+    """Answer Codex's question once it stands: Codex fails on what is typed while it is drawn."""
+    terminal.wait_on_screen("enter confirm")
+    terminal.wait_still()
+    terminal.type_until("2", "\u203a 2. Trust all and continue")
+    terminal.type("\r")

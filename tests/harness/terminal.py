@@ -6,8 +6,9 @@
     terminal.close()
 
 Owns the pseudo-terminal, the thread that reads it and answers what a terminal is asked, and the
-end of everything that was started in its session. What is shown is text without its positions: good
-enough to wait for words, not to look at a screen.
+end of everything that was started in its session. What is shown can be waited for in two ways: in
+what the program writes from some moment on, and on the screen as a person sees it. A program draws
+only what differs from before, so words that replace others are waited for on the screen.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import pyte
 
 SHOWN_WITHIN_S = 30.0
 RETYPED_AFTER_S = 8.0
@@ -43,12 +46,14 @@ _TAKE_TERMINAL = (
 )
 
 _ANSWERS = {
-    b"\x1b[6n": b"\x1b[1;1R",  # where is the cursor
     b"\x1b[c": b"\x1b[?62;c",  # which terminal is it
     b"\x1b[?u": b"\x1b[?0u",  # which keys does it tell apart
     b"\x1b]10;?": b"\x1b]10;rgb:ffff/ffff/ffff\x1b\\",  # its colours
     b"\x1b]11;?": b"\x1b]11;rgb:0000/0000/0000\x1b\\",
 }
+_WHERE_IS_THE_CURSOR = b"\x1b[6n"
+_QUERY = re.compile(b"|".join(map(re.escape, (_WHERE_IS_THE_CURSOR, *_ANSWERS))))
+_LONGEST_QUERY = max(map(len, _ANSWERS))
 
 _FORWARD = re.compile(r"\x1b\[\d*C")
 _CONTROL = re.compile(
@@ -63,6 +68,10 @@ class Terminal:
         self._ours, theirs = os.openpty()
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
         self._shown = b""
+        self._drawn = 0  # how much of it is on the screen
+        self._asked = 0  # and where a query may begin that is not answered
+        self._screen = pyte.Screen(_COLUMNS, _ROWS)
+        self._pen = pyte.ByteStream(self._screen)
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TAKE_TERMINAL, *command],
@@ -88,40 +97,47 @@ class Terminal:
         with self._changed:
             return len(self._shown)
 
-    def wait_for(self, words: str, since: int = 0, within_s: float = SHOWN_WITHIN_S) -> None:
-        """Until the words have been shown, with any spaces between them."""
-        if not self._comes(words, since, within_s):
+    def screen(self) -> str:
+        """What stands there now, line by line."""
+        with self._changed:
+            return "\n".join(self._screen.display)
+
+    def wait_for(self, words: str, since: int = 0) -> None:
+        """Until the words have been written from a `mark` on, with any spaces between them."""
+        if not self._comes(words, lambda: self.shown(since), SHOWN_WITHIN_S):
             raise AssertionError(f"{words!r} was not shown:\n{self.shown()[-3000:]}")
 
-    def _comes(self, words: str, since: int, within_s: float) -> bool:
+    def wait_on_screen(self, words: str) -> None:
+        """Until the words stand on the screen, with any spaces between them."""
+        if not self._comes(words, self.screen, SHOWN_WITHIN_S):
+            raise AssertionError(f"{words!r} is not on the screen:\n{self.screen()}")
+
+    def _comes(self, words: str, looked_at: Callable[[], str], within_s: float) -> bool:
         pattern = re.compile(r"\s*".join(map(re.escape, words.split())))
-        deadline_s = time.monotonic() + within_s
-        while not pattern.search(self.shown(since)):
-            with self._changed:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    return False
-        return True
+        with self._changed:  # nothing comes between a look and the wait for the next change
+            return bool(self._changed.wait_for(lambda: pattern.search(looked_at()), within_s))
 
     def type(self, keys: str) -> None:
         with suppress(OSError):  # it has ended: the test will see that
             os.write(self._ours, keys.encode())
 
     def type_line(self, line: str) -> None:
-        """Type it, and Enter once it is shown: keys that come in one piece count as pasted.
-
-        A window that still loads may throw keys away, so they are typed again.
-        """
-        since = self.mark()
-        for _ in range(TYPED_TIMES - 1):
-            self.type(line)
-            if self._comes(line, since, RETYPED_AFTER_S):
-                break
-            self.type(ERASE_LINE)
-        else:
-            self.type(line)
-            self.wait_for(line, since)
+        """Type it, and Enter once it is there: keys that come in one piece count as pasted."""
+        self.type_until(line, line, ERASE_LINE)
         self.type("\r")
+
+    def type_until(self, keys: str, words: str, undo: str = "") -> None:
+        """Type, until the words stand on the screen.
+
+        A window that still loads may throw keys away, so they are typed again, after `undo`.
+        """
+        for _ in range(TYPED_TIMES - 1):
+            self.type(keys)
+            if self._comes(words, self.screen, RETYPED_AFTER_S):
+                return
+            self.type(undo)
+        self.type(keys)
+        self.wait_on_screen(words)
 
     def hang_up(self) -> None:
         """What the system does to all processes of a window that is closed."""
@@ -158,9 +174,26 @@ class Terminal:
                 return
             if not data:
                 return
-            for query, answer in _ANSWERS.items():
-                if query in data:
-                    self.type(answer.decode())
-            with self._changed:
-                self._shown += data
-                self._changed.notify_all()
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Draw it, and answer in the order of the questions, wherever a read has cut them."""
+        with self._changed:
+            self._shown += data
+            while question := _QUERY.search(self._shown, self._asked):
+                self._asked = question.end()
+                self._draw(question.end())
+                self.type(self._answer(question.group()).decode())
+            self._asked = max(self._asked, len(self._shown) - _LONGEST_QUERY + 1)
+            self._draw(len(self._shown))
+            self._changed.notify_all()
+
+    def _draw(self, end: int) -> None:
+        self._pen.feed(self._shown[self._drawn : end])
+        self._drawn = end
+
+    def _answer(self, question: bytes) -> bytes:
+        if question == _WHERE_IS_THE_CURSOR:
+            cursor = self._screen.cursor
+            return f"\x1b[{cursor.y + 1};{cursor.x + 1}R".encode()
+        return _ANSWERS[question]

@@ -16,6 +16,7 @@ from tests.harness.fake_model import Call, OwnCall
 from tests.harness.fake_openai import FakeOpenAI
 from tests.harness.installed_codex import InstalledCodex
 from tests.harness.processes import adapters
+from tests.harness.terminal import ERASE_LINE
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(180)]
 
@@ -76,9 +77,8 @@ def test_clear_begins_a_session_while_the_old_one_lingers_and_can_be_resumed(
     terminal.wait_for("Worked for", cleared)
 
     terminal.type_line("/resume")
-    terminal.wait_for("Type to search", cleared)
-    terminal.type(old["conversation"])
-    terminal.wait_for("1 / 1", cleared)
+    terminal.wait_on_screen("1 / 2")  # both have been loaded
+    terminal.type_until(old["conversation"], "1 / 1", ERASE_LINE)
     terminal.type("\r")
     resumed = codex.model.script(Call("whoami"), "three is done")
     terminal.type_line(resumed.prompt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from tests.bus_fixture import ThrowAwayBus
 from tests.eventually import eventually
 from tests.harness.command_lines import Adapter, codex_executable
 from tests.harness.fake_openai import FakeOpenAI
-from tests.harness.installed_codex import InstalledCodex
+from tests.harness.installed_codex import InstalledCodex, trust_hooks
 from tests.harness.processes import wait_no_adapter
 from tests.harness.terminal import Terminal
 
@@ -45,20 +44,8 @@ def test_hooks_count_as_trusted_as_soon_as_they_are_accepted(
     assert faults() == ["hooks-untrusted"]
     terminal = Terminal([str(codex_executable()), "--no-daemon"], codex.work, codex.environment)
     try:
-        terminal.wait_for("enter confirm")
-        _choose(terminal, "2", "› 2. Trust all and continue")
-        terminal.type("\r")
+        trust_hooks(terminal)
         eventually(lambda: faults() == [], what="the hooks are trusted")
     finally:
         terminal.close()
         wait_no_adapter(codex.adapter.bus, within_s=20.0)  # it was just about to start
-
-
-def _choose(terminal: Terminal, key: str, shown: str) -> None:
-    """Keys that come while the question is still being drawn are lost."""
-    for _ in range(9):
-        terminal.type(key)
-        with suppress(AssertionError):
-            terminal.wait_for(shown, within_s=1.0)
-            return
-    terminal.wait_for(shown)
