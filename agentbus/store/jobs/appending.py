@@ -50,14 +50,16 @@ _SELECT_SENDER = text(
 _TERMINAL = ("succeeded", "failed")
 
 
-def admit_event(work: Work, change: AppendJobEvent) -> JobRow | Done:
-    """The job that the event is the next one of, or the answer that a repeat gets.
+def admit_event(work: Work, change: AppendJobEvent) -> JobRow | Done | None:
+    """The row of the job that the event is the next one of, None where it is the first one; or the
+    answer that a repeat gets.
 
     Raises what refuses the event.
     """
     work.require_current(change.attachment)
     job_id, seq = change.operation.job_id, change.operation.event["seq"]
-    job = rows.load(work, job_id) or rows.new_row(work, job_id)
+    stored = rows.load(work, job_id)
+    job = stored or rows.new_row(work, job_id)
     known = rows.event_of(work, job, seq)
     if known is not None and known[1] == change.fingerprint:
         return Done(_answer(job, seq, known[0]) | {"duplicate": True}, charged=False)
@@ -76,20 +78,21 @@ def admit_event(work: Work, change: AppendJobEvent) -> JobRow | Done:
             "emit it first"
         )
     require_rate(change)
-    return job
+    return stored
 
 
 def append_event(work: Work, change: AppendJobEvent) -> Done:
     """Append an event once."""
-    admission = admit_event(work, change)
-    if isinstance(admission, Done):
-        return admission
-    callback = admission.callback
+    stored = admit_event(work, change)
+    if isinstance(stored, Done):
+        return stored
+    job = stored or rows.new_row(work, change.operation.job_id)
+    callback = job.callback
     if change.callback is not None:
         callback = encode(change.callback.as_data()).decode()
-    job = admission._replace(session=change.attachment.session_id, callback=callback)
+    job = job._replace(session=change.attachment.session_id, callback=callback)
     sequence, job, facts = _append(
-        work, job, change.operation.event, change.sender, change.fingerprint
+        work, stored, job, change.operation.event, change.sender, change.fingerprint
     )
     answer = _answer(job, change.operation.event["seq"], sequence) | {"duplicate": False}
     return Done(answer, facts)
@@ -107,7 +110,7 @@ def close_lost_job(work: Work, change: CloseLostJob) -> Done:
     sender = SenderBinding(
         agent, agent_id, job.session, application, None, display_name, repository=None
     )
-    _, _, facts = _append(work, job, change.event, sender, digest(encode(change.event)))
+    _, _, facts = _append(work, job, job, change.event, sender, digest(encode(change.event)))
     return Done(True, facts)
 
 
@@ -145,8 +148,14 @@ def unknown_job(job_id: str) -> NotFoundError:
 
 
 def _append(
-    work: Work, job: JobRow, event: dict[str, Any], sender: SenderBinding, fingerprint: bytes
+    work: Work,
+    stored: JobRow | None,
+    job: JobRow,
+    event: dict[str, Any],
+    sender: SenderBinding,
+    fingerprint: bytes,
 ) -> tuple[Sequence, JobRow, tuple[Fact, ...]]:
+    """`stored`: the job's row as the table has it, if it has one; `job`: as it is to be."""
     name = channel_of(job.id)
     channel = work.channel(name)
     content = encode(event)
@@ -163,7 +172,7 @@ def _append(
         facts.append(ChannelMade(channel.channel_id, name, "job"))
     facts.append(append_message(work, draft, channel.channel_id))
     work.insert(_INSERT_EVENT, (channel.channel_id, event["seq"], draft.sequence, fingerprint))
-    job = _advance(work, job._replace(channel=channel.channel_id), event)
+    job = _advance(work, stored, job._replace(channel=channel.channel_id), event)
     facts.append(JobChanged(job.view()))
     if job.callback is not None:
         queue_callback(work, job.id, event, content)
@@ -171,9 +180,8 @@ def _append(
     return draft.sequence, job, tuple(facts)
 
 
-def _advance(work: Work, job: JobRow, event: dict[str, Any]) -> JobRow:
+def _advance(work: Work, stored: JobRow | None, job: JobRow, event: dict[str, Any]) -> JobRow:
     """Write the job with this event as its last one."""
-    before = rows.load(work, job.id)
     is_first = job.last_seq == NOTHING_YET
     job = job._replace(
         last_seq=event["seq"],
@@ -188,10 +196,10 @@ def _advance(work: Work, job: JobRow, event: dict[str, Any]) -> JobRow:
             code=event.get("code"),
             synthetic=event.get("synthetic", False),
         )
-    if before is None:
+    if stored is None:
         rows.insert(work, job)
         return job
-    return rows.change(work, before, **job._asdict())
+    return rows.change(work, stored, **job._asdict())
 
 
 def _answer(job: JobRow, seq: int, sequence: Sequence) -> dict[str, Any]:
