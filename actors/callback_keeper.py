@@ -8,6 +8,7 @@ the end of them, and a reader of its own, on its own thread. Never posts anythin
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import assert_never
 
@@ -36,8 +37,11 @@ from agentbus.jobs.delivery import (
 from agentbus.store.jobs.changes import CallbacksWaiting, SettleCallback
 from agentbus.store.jobs.reading import Entry, JobReader
 
-WORKERS = 4
+WORKERS = 8
 """Attempts at once; each may take 10 s."""
+
+PER_RECEIVER = 2
+"""Of them to one receiver, so that one which hangs keeps nobody else waiting."""
 
 TERMINAL_FACTOR = 10
 """The terminal event is tried so many times as often: with three attempts for the others thirty,
@@ -54,6 +58,7 @@ class CallbackKeeperActor(BusActor[CallbackKeeperMessage]):
     """1. A job's next event is posted when the one before it was delivered or given up.
     2. An entry is not posted again before the ledger has written how its last attempt ended. Only
        a daemon that ends in between repeats one, and its idempotency key makes that harmless.
+    3. A receiver has a share of the workers, however many jobs post to it.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class CallbackKeeperActor(BusActor[CallbackKeeperMessage]):
         self._store: JobReader
         self._idle = workers
         self._posting: set[str] = set()  # jobs whose first entry is being posted or settled
+        self._busy: Counter[str] = Counter()  # receivers, and how many attempts are under way
         self._due: TimerHandle | None = None
 
     def on_start(self) -> None:
@@ -92,6 +98,7 @@ class CallbackKeeperActor(BusActor[CallbackKeeperMessage]):
                 pass
             case CallbackAttempted(entry, outcome, worker):
                 self._idle.append(worker)
+                self._busy -= Counter((_receiver(entry),))  # keeps those above nothing
                 self._settle(entry.row.job, self._judged(entry, outcome))
             case SettleAgain(job_id, change):
                 self._settle(job_id, change)
@@ -114,14 +121,18 @@ class CallbackKeeperActor(BusActor[CallbackKeeperMessage]):
         now_us, next_us = self._clock.wall_us(), _WAIT_MAX_US
         waits = False
         for entry in self._store.first_callbacks():
+            if not self._idle:
+                break  # the next one who is free looks again
             if entry.row.job in self._posting:
                 continue
-            left_us = entry.row.next_at_us - now_us
+            left_us, receiver = entry.row.next_at_us - now_us, _receiver(entry)
             if 0 < left_us <= _WAIT_MAX_US:
                 next_us, waits = min(next_us, left_us), True
-            elif self._idle:
+            elif self._busy[receiver] < PER_RECEIVER:
                 self._posting.add(entry.row.job)
-                self._idle.pop().tell(PostCallback(entry, self.address))
+                self._busy[receiver] += 1
+                posted = PostCallback(self._store.with_body(entry), self.address)
+                self._idle.pop().tell(posted)
         if waits:
             self._due = self._timer.deliver_after(next_us / 1e6, self.address, CallbackDue())
 
@@ -147,3 +158,8 @@ class CallbackKeeperActor(BusActor[CallbackKeeperMessage]):
             lambda error: AttemptSettled(job_id, change, error),
         )
         self._ledger.tell(Submit(change, reply))
+
+
+def _receiver(entry: Entry) -> str:
+    """Scheme, host and port of the URL, as they are written there."""
+    return "/".join(entry.callback.url.lower().split("/")[:3])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from actors import callback
+from actors.callback_keeper import PER_RECEIVER, WORKERS
 from agentbus.encoding import decode_strict
 from agentbus.errors import NotFoundError, ValidationError
-from agentbus.jobs.delivery import BACKOFF_MAX_MS, Outcome
+from agentbus.jobs.delivery import BACKOFF_MAX_MS, Outcome, destination
 from agentbus.transport.client import Client
 from tests.eventually import PATIENCE_S, eventually
 from tests.integration.in_process import InProcessBus, in_process_bus
@@ -171,6 +174,23 @@ def test_an_attempt_that_fails_as_nobody_thought_of_is_one_of_its_attempts(
     [letter] = letters(parent)
     assert letter["attempts"] == 2
     assert "ArithmeticError" in letter["error"]
+
+
+def test_a_receiver_that_hangs_keeps_no_other_one_waiting(
+    bus: InProcessBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback, "destination", partial(destination, total_s=600))
+    release = threading.Event()
+    with ScriptedServer(Answer(before=release.wait)) as hangs, ScriptedServer() as other:
+        for number in range(WORKERS + 1):
+            with Emitting(bus.paths.socket, f"job-{number}", url=f"{hangs.url}/{number}") as job:
+                job.emit(0, "succeeded")
+        with Emitting(bus.paths.socket, url=other.url) as job:
+            job.emit(0, "succeeded")
+        eventually(lambda: other.got)
+        assert len(hangs.got) == PER_RECEIVER
+        release.set()
+        eventually(lambda: len(hangs.got) == WORKERS + 1)
 
 
 def test_callbacks_go_on_after_a_restart(bus: InProcessBus) -> None:

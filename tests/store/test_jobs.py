@@ -285,7 +285,7 @@ def entries(bus: Bus) -> list[tuple[int, str, str, int, str | None]]:
 
 def first(bus: Bus) -> list[Any]:
     with closing(JobReader(bus.path)) as reader:
-        return reader.first_callbacks()
+        return [reader.with_body(entry) for entry in reader.first_callbacks()]
 
 
 def test_an_event_and_its_callback_are_one_commit(bus: Bus, job: Emitting) -> None:

@@ -6,6 +6,7 @@ holds nothing here. The rules of `Reader` hold: one thread, short transactions.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,8 +33,9 @@ from agentbus.store.schema import (
 _CHUNK = 64
 """Events read at once, so that a page of large ones overshoots by little."""
 
-_HEADS_MAX = 64
-"""Jobs whose next callback is looked at together; more than are posted at once."""
+_HEADS_MAX = 1000
+"""Jobs whose next callback is looked at together: one receiver that hangs may have many of them,
+and those of others are to be found behind."""
 
 _JOBS = Job.select(*(getattr(Job, name) for name in JobRow._fields))
 _JOB = text(_JOBS.where(Job.id == PLACE))
@@ -47,7 +49,12 @@ _EVENTS = text(
     .order_by(JobEvent.seq)
     .limit(PLACE)
 )
-_ENTRY_COLUMNS = tuple(getattr(OutboxEntry, name) for name in OutboxRow._fields)
+# A page of bodies could be large: they are read one by one.
+_ENTRY_COLUMNS = (
+    *(getattr(OutboxEntry, name) for name in OutboxRow._fields if name != "body"),
+    SQL("x''"),
+)
+_BODY = text(OutboxEntry.select(OutboxEntry.body).where(OutboxEntry.id == PLACE))
 _FIRST_PENDING = (
     OutboxEntry.select(fn.MIN(OutboxEntry.id)).where(IS_PENDING).group_by(OutboxEntry.job)
 )
@@ -58,8 +65,8 @@ _HEADS = text(
     .order_by(OutboxEntry.next_at_us, OutboxEntry.id)
     .limit(SQL(str(_HEADS_MAX)))
 )
-_DEAD = text(  # a page of bodies could be large, and nobody looks at them
-    OutboxEntry.select(*_ENTRY_COLUMNS[:-1], SQL("x''"), Job.callback)
+_DEAD = text(
+    OutboxEntry.select(*_ENTRY_COLUMNS, Job.callback)
     .join(Job, on=(Job.id == OutboxEntry.job))
     .where(OutboxEntry.dead_at_us.is_null(False))
     .order_by(OutboxEntry.id)
@@ -136,10 +143,15 @@ class JobReader(Reader):
                 is_last=not job.is_open and next_seq > job.last_seq,
             )
 
-    def first_callbacks(self) -> list[Entry]:
+    def first_callbacks(self) -> Iterator[Entry]:
         """Of jobs the first event to be posted, as the others wait for it; the one that is due
-        first comes first."""
-        return [_entry(row) for row in self._all(_HEADS)]
+        first comes first. Without their bodies."""
+        return map(_entry, self._all(_HEADS))
+
+    def with_body(self, entry: Entry) -> Entry:
+        """The same entry with what is to be posted."""
+        [(body,)] = self._all(_BODY, entry.callback_id)
+        return entry._replace(row=entry.row._replace(body=body))
 
     def dead_letters(self, limit: int) -> list[Entry]:
         """The oldest first, without their bodies."""
