@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -24,6 +25,7 @@ TOLERANCE_S: Final = 300
 """How far the sender's clock may be from the receiver's, and how long a delivery may take."""
 
 _SCHEME: Final = "sha256="
+_SECONDS: Final = re.compile(r"[0-9]{1,15}")
 
 
 def sign(secret: str, body: bytes, now_s: int) -> dict[str, str]:
@@ -60,7 +62,8 @@ def verify(
         raise ForbiddenError(f"no {TIMESTAMP_HEADER} with {TIMED_SIGNATURE_HEADER}")
     if not _equal(timed, _signature(secret, _timed(timestamp, body))):
         raise ForbiddenError(f"{TIMED_SIGNATURE_HEADER} does not fit")
-    # Signed, so it is what our sender wrote: digits.
+    if not _SECONDS.fullmatch(timestamp):  # signed all the same: a tool writes what it likes
+        raise ForbiddenError(f"{TIMESTAMP_HEADER} is no whole number of seconds")
     if abs(now_s - int(timestamp)) > TOLERANCE_S:
         raise ForbiddenError(f"{TIMESTAMP_HEADER} is more than {TOLERANCE_S} s away")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentbus.errors import ValidationError
+from agentbus.errors import ForbiddenError, ValidationError
 from agentbus.jobs import DeliveryRefusedError, SinkError
 from agentbus.jobs.delivery import (
     BACKOFF_MAX_MS,
@@ -441,6 +441,22 @@ def test_an_old_recording_is_refused_at_the_exact_second() -> None:
     for now_s in (1000 - TOLERANCE_S - 1, 1000 + TOLERANCE_S + 1):
         with pytest.raises(Exception, match="300 s away"):
             verify(SECRET, b"{}", headers, now_s)
+
+
+@pytest.mark.parametrize("timestamp", ["", "soon", "1e3", "-1", " 1", "1\n", "١", "9" * 5000])
+def test_a_signed_timestamp_that_is_no_time_is_refused(timestamp: str) -> None:
+    """Whoever has the secret may sign anything."""
+    headers = {
+        "x-signature": hmac_of(b"{}"),
+        "x-signature-timestamp": timestamp,
+        "x-signature-timed": hmac_of(timestamp.encode() + b".{}"),
+    }
+    with pytest.raises(ForbiddenError, match="x-signature-timestamp"):
+        verify(SECRET, b"{}", headers, 1000)
+
+
+def hmac_of(signed: bytes) -> str:
+    return "sha256=" + hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
 
 
 def test_a_sender_that_knows_only_the_first_signature_is_taken_unless_time_is_demanded() -> None:
