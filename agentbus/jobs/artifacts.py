@@ -201,7 +201,8 @@ class _NewFile:
         os.replace(self._file.name, path)
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a full disk; what is kept was written before
+            self._file.close()
         with suppress(FileNotFoundError):  # as it is when it was kept
             os.unlink(self._file.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,20 @@ def test_what_is_not_there_is_said(store: ArtifactStore, source: Path, tmp_path:
     missing = replace(ref, uri=ref.uri.replace(ref.sha256, "0" * 64))
     with pytest.raises(NotFoundError):
         store.get(missing, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("size_bytes", [5000, 50_000], ids=["within a buffer", "beyond it"])
+def test_a_disk_that_takes_no_more_keeps_nothing_of_it(tmp_path: Path, size_bytes: int) -> None:
+    source, store = tmp_path / "source", LocalStore(tmp_path / "store")
+    source.write_bytes(b"x" * size_bytes)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+    try:
+        with pytest.raises(OSError):
+            store.put(source)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "store").iterdir()) == []
 
 
 @pytest.mark.parametrize(
