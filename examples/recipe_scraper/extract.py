@@ -35,13 +35,12 @@ def classify(target: Target) -> Kind:
 def extract(html: str, url: str) -> Extracted:
     """Raises ToolError `extraction` for a page that has no recipe."""
     from recipe_scrapers import scrape_html  # a second of imports, so only when there is a page
-    from recipe_scrapers._exceptions import RecipeScrapersExceptions
 
     try:
         page = scrape_html(html, org_url=url, supported_only=False)
         title = page.title()
-    except RecipeScrapersExceptions as error:
-        raise ToolError("extraction", f"no recipe on this page: {error}") from None
+    except Exception as error:  # whatever a page of strangers makes the library stumble over
+        raise ToolError("extraction", f"no recipe on this page: {_said(error)}") from None
     found = Extracted(url, {"title": title})
     readers: dict[str, Callable[[], Any]] = {
         "ingredients": page.ingredients,
@@ -53,11 +52,15 @@ def extract(html: str, url: str) -> Extracted:
     for name, read in readers.items():
         try:
             value = read()
-        except (RecipeScrapersExceptions, TypeError, ValueError, AttributeError) as error:
-            found.warnings.append(f"the page gives no {name}: {error}")
+        except Exception as error:
+            found.warnings.append(f"the page gives no {name}: {_said(error)}")
             continue
         if value not in (None, "", []):
             found.fields[name] = value
         else:
             found.warnings.append(f"the page gives no {name}")
     return found
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

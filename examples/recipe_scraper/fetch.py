@@ -29,7 +29,7 @@ def fetch(url: str, guard: UrlGuard) -> tuple[str, str]:
         try:
             with exchange("GET", target, guard.judge, headers=_HEADERS, total_s=TOTAL_S) as answer:
                 if answer.status in _REDIRECTED and "location" in answer.headers:
-                    url = urljoin(url, answer.headers["location"])
+                    url = _behind(url, answer.headers["location"])
                     continue
                 if answer.status != 200:
                     raise ToolError("extraction", f"the page answered {answer.status}")
@@ -42,6 +42,13 @@ def fetch(url: str, guard: UrlGuard) -> tuple[str, str]:
         except SinkError as error:
             raise ToolError("extraction", error.message) from None
     raise ToolError("extraction", f"more than {REDIRECTS} redirects")
+
+
+def _behind(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise ToolError("blocked_url", f"the page leads to no URL: {error}") from None
 
 
 def _charset(content_type: str) -> str:
