@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-from agentbus.errors import BusError, ValidationError
+from agentbus.errors import BusError, ConflictError, ValidationError
 from agentbus.jobs.brokers import SCHEMES, open_transport
 from agentbus.jobs.events import EVENT_BYTES, Failed, decode_event, encode_event
 from agentbus.jobs.inbox import JobInbox
@@ -222,6 +222,17 @@ class BrokerFeed:
         self._thread = threading.Thread(target=self._read, name="job events", daemon=True)
 
     def start(self) -> None:
+        """Raises ConflictError for an id that was used before: its old end would be the new one."""
+        job_id = self._inbox.job_id
+        try:
+            if self._transport.has_begun(job_id):
+                raise ConflictError(
+                    f"there are events of a job {job_id} on this broker already; give another id, "
+                    f"or read them: agentbus job tail {job_id}"
+                )
+        except BaseException:
+            self._transport.close()
+            raise
         self._thread.start()
 
     def attach(self, stdout: IO[bytes]) -> None:

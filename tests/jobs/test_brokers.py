@@ -8,15 +8,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+import redis as redis_package
 
 from agentbus.errors import ConflictError, TooLargeError, ValidationError
 from agentbus.jobs import Cancellation, Event, JobCancelledError, JobEmitter, SinkError
 from agentbus.jobs.brokers import nats_jetstream, open_transport, redis_streams
-from agentbus.jobs.brokers.base import JobTransport, cancel_reason, encode_cancel
+from agentbus.jobs.brokers.base import (
+    RETENTION_S,
+    JobTransport,
+    cancel_reason,
+    encode_cancel,
+    events_name,
+)
 from agentbus.jobs.events import (
     Accepted,
     Succeeded,
@@ -167,16 +174,26 @@ def test_nats_says_at_once_that_an_event_is_too_large_for_it(nats: Server, job_i
         transport.publish(job_id, 0, encode_event(large), is_terminal=True)
 
 
-def test_redis_itself_refuses_another_event_under_a_known_sequence(
-    redis: Server, job_id: str
+@pytest.mark.parametrize("name", ["nats", "redis"])
+def test_another_event_under_a_known_sequence_is_refused(
+    name: str, request: pytest.FixtureRequest, job_id: str
 ) -> None:
-    with connected(redis) as transport:
+    """NATS itself would drop it as a repeat, and the emitter would never know."""
+    with connected(request.getfixturevalue(name)) as transport:
         for seq in (0, 1):
             event = encode_event(Warned(job_id=job_id, seq=seq, ts=TS, message="m"))
             transport.publish(job_id, seq, event, is_terminal=False)
         other = encode_event(Warned(job_id=job_id, seq=0, ts=TS, message="n"))
         with pytest.raises(ConflictError):
             transport.publish(job_id, 0, other, is_terminal=False)
+
+
+def test_redis_forgets_a_job_that_never_ended_too(redis: Server, job_id: str) -> None:
+    warned = encode_event(Warned(job_id=job_id, seq=0, ts=TS, message="m"))
+    with connected(redis) as transport, closing(redis_package.Redis.from_url(redis.url)) as client:
+        transport.publish(job_id, 0, warned, is_terminal=False)
+        left_s = client.ttl(events_name(job_id))
+        assert RETENTION_S - WITHIN_S < left_s <= RETENTION_S
 
 
 @pytest.mark.parametrize("when", ["before it listens", "while it works"])
@@ -233,7 +250,9 @@ def test_a_broker_that_is_not_there_is_said_in_bounded_time(
     transport.close()
 
 
-@pytest.mark.parametrize("url", ["", "nothing", "http://a/", "redis+x://a", "redis://a:port"])
+@pytest.mark.parametrize(
+    "url", ["", "nothing", "http://a/", "redis+x://a", "redis://a:port", "nats://[a"]
+)
 def test_a_url_that_names_no_broker_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         open_transport(url)

@@ -48,7 +48,10 @@ def open_transport(url: str, callback: JobCallback | None = None) -> JobTranspor
     `callback`: where the events of an emitter's job are posted to by the broker; only the local bus
     does that, the others leave it to whoever follows.
     """
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:  # its text may hold a password
+        raise ValidationError("the broker URL cannot be read; look at its brackets") from None
     if scheme not in SCHEMES:
         raise ValidationError(
             f"the broker URL begins with {scheme or 'no scheme'}; known are {', '.join(SCHEMES)}"

@@ -33,6 +33,14 @@ class JobTransport(Protocol):
         """
         ...
 
+    def has_begun(self, job_id: str) -> bool:
+        """Whether the broker has an event of the job.
+
+        Raises SinkError when the broker does not say so within some seconds: who asks this has
+        only begun, and is told sooner than an emitter in the middle of its work.
+        """
+        ...
+
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
         """Every kept event from that sequence on, in order, then what comes, until `stop` is set.
 

@@ -127,6 +127,22 @@ class BusTransport:
                 time.sleep(asked_s or pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
+    def has_begun(self, job_id: str) -> bool:
+        asked = {"job_id": job_id, "count": 1}
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                with self._connect() as client:
+                    answer = client.request("job_events", asked, ANSWER_S)
+            except BusError as error:
+                if not error.retryable:
+                    raise _refused(error, 0) from None
+                if time.monotonic() >= deadline_s:
+                    raise SinkError(f"the bus did not answer: {error.message}") from None
+                time.sleep(_PAUSE_S)
+            else:
+                return bool(answer["events"] or answer["closed"])
+
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
         with closing(_Reader(self._connect, job_id, from_seq)) as reader:
             while not stop.is_set():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from agentbus.errors import TooLargeError, UnavailableError, ValidationError
+from agentbus.errors import ConflictError, TooLargeError, UnavailableError, ValidationError
 from agentbus.jobs.brokers.base import (
     LOOK_S,
     RETENTION_S,
@@ -33,7 +33,7 @@ try:
     from nats.errors import Error as NatsError
     from nats.errors import MaxPayloadError, NoRespondersError
     from nats.js import JetStreamContext
-    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
+    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, PubAck, StreamConfig
     from nats.js.errors import NoStreamResponseError, NotFoundError
 except ImportError:
     raise UnavailableError(
@@ -75,7 +75,13 @@ class NatsTransport:
     def publish(self, job_id: str, seq: int, event: bytes, *, is_terminal: bool) -> None:
         subject = events_name(_fit(job_id))
         with _errors(f"keep event {seq}"):
-            self._run(self._publish(subject, event, f"{job_id}:{seq}"), PATIENCE_S + CONNECT_S)
+            publishing = self._publish_event(subject, event, f"{job_id}:{seq}")
+            self._run(publishing, PATIENCE_S + CONNECT_S)
+
+    def has_begun(self, job_id: str) -> bool:
+        subject = events_name(_fit(job_id))
+        with _errors("answer"):
+            return self._run(self._has_begun(subject), CONNECT_S + ACKNOWLEDGE_S)
 
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
         subject = events_name(_fit(job_id))
@@ -135,13 +141,31 @@ class NatsTransport:
                 await _ensure_stream(self._client.jetstream())
         return self._client.jetstream(timeout=ACKNOWLEDGE_S)
 
-    async def _publish(self, subject: str, payload: bytes, message_id: str) -> None:
+    async def _has_begun(self, subject: str) -> bool:
+        stream = await self.jetstream()
+        try:
+            name = await stream.find_stream_name_by_subject(subject)
+            await stream.get_last_msg(name, subject)
+        except NotFoundError:
+            return False
+        return True
+
+    async def _publish_event(self, subject: str, event: bytes, message_id: str) -> None:
+        """JetStream drops by the id alone; whether that was a repeat is seen in what it kept."""
+        kept = await self._publish(subject, event, message_id)
+        if kept.duplicate:
+            stream = await self.jetstream()
+            if (await stream.get_msg(kept.stream, kept.seq)).data != event:
+                raise ConflictError(
+                    f"another event was published as {message_id}; is its job id in use twice?"
+                )
+
+    async def _publish(self, subject: str, payload: bytes, message_id: str) -> PubAck:
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 stream = await self.jetstream()
-                await stream.publish(subject, payload, headers={"Nats-Msg-Id": message_id})
-                return
+                return await stream.publish(subject, payload, headers={"Nats-Msg-Id": message_id})
             except MaxPayloadError:
                 raise TooLargeError(
                     f"an event of {len(payload)} bytes is more than the NATS server takes "

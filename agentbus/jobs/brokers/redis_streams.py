@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 import redis
@@ -31,6 +31,9 @@ COMMAND_S: Final = 5.0
 RETRIES: Final = 20
 """With pauses up to 2 s: half a minute, in which a Redis that restarts is back."""
 
+FIRST_RETRIES: Final = 5
+"""Of the first question, some seconds: most who cannot be reached then were never there."""
+
 _FIELD: Final = b"event"
 _CONTROL_ENTRIES: Final = 16
 _READ_EVENTS: Final = 256
@@ -50,16 +53,20 @@ class RedisTransport:
 
     def publish(self, job_id: str, seq: int, event: bytes, *, is_terminal: bool) -> None:
         key, entry = events_name(job_id), f"{seq + 1}-0"
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.xadd(key, {_FIELD: event}, id=entry)
+        pipeline.expire(key, RETENTION_S)  # each time, because a job may end without a word
         with _errors(f"keep event {seq}"):
-            try:
-                self._client.xadd(key, {_FIELD: event}, id=entry)
-            except redis.ResponseError as error:
-                if "equal or smaller" not in str(error):
-                    raise
-                self._check_repeat(key, entry, event, job_id, seq)
-            if is_terminal:
-                self._client.expire(key, RETENTION_S)
-                self._client.expire(control_name(job_id), RETENTION_S)
+            refused, _ = pipeline.execute(raise_on_error=False)
+            if not isinstance(refused, redis.RedisError):
+                return
+            if "equal or smaller" not in str(refused):
+                raise refused
+            self._check_repeat(key, entry, event, job_id, seq)
+
+    def has_begun(self, job_id: str) -> bool:
+        with _errors("answer"), closing(self._connect(FIRST_RETRIES)) as client:
+            return bool(client.exists(events_name(job_id)))
 
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
         key, last = events_name(job_id), f"{from_seq}-0"
@@ -88,12 +95,12 @@ class RedisTransport:
         with suppress(redis.RedisError, OSError):
             self._client.close()
 
-    def _connect(self) -> redis.Redis:
+    def _connect(self, retries: int | None = None) -> redis.Redis:
         return redis.Redis.from_url(
             self._url,
             socket_timeout=COMMAND_S,
             socket_connect_timeout=COMMAND_S,
-            retry=Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), RETRIES),
+            retry=Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), retries or RETRIES),
         )
 
     def _check_repeat(self, key: str, entry: str, event: bytes, job_id: str, seq: int) -> None:
