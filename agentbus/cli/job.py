@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from agentbus.cli.admin.numbers import optional_number
@@ -27,6 +27,9 @@ from agentbus.jobs.running import exit_code, run_job
 from agentbus.jobs.settings import PREFIX
 
 PORT_MAX = 65535
+SILENCE_S = 2.0
+"""Before a follower who sees nothing is told that it is waiting."""
+
 _LOOK_S = 0.2
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -85,8 +88,12 @@ def _interrupts(cancellation: Cancellation, abort: Cancellation) -> Iterator[Non
 def _tail(arguments: Arguments) -> int:
     job_id, first = check_job_id(arguments["ID"]), _whole("--from", arguments["--from"], SEQ_MAX)
     inbox = JobInbox(job_id, first)
-    with closing(open_transport(arguments["--broker"])) as transport:
+    with (
+        closing(open_transport(arguments["--broker"])) as transport,
+        _later(f"still waiting for event {first} of job {job_id}") as has_come,
+    ):
         for document in transport.follow(job_id, first, threading.Event()):
+            has_come()
             inbox.put(decode_event(document))
             arrival = inbox.next(0)
             if arrival is None:
@@ -97,6 +104,18 @@ def _tail(arguments: Arguments) -> int:
             if inbox.terminal is not None:
                 return exit_code(inbox.terminal, EXIT_OK)
     return EXIT_OK
+
+
+@contextmanager
+def _later(message: str) -> Iterator[Callable[[], None]]:
+    """Say it in a moment, unless what is given is called before."""
+    timer = threading.Timer(SILENCE_S, complain, (message,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
 
 
 def _list(arguments: Arguments) -> int:
@@ -138,6 +157,8 @@ def _cancel(arguments: Arguments) -> int:
     job_id = check_job_id(arguments["ID"])
     with closing(open_transport(arguments["--broker"])) as transport:
         transport.cancel(job_id, "cancelled by agentbus job cancel")
+        if not transport.has_begun(job_id):
+            complain(f"job {job_id} has not begun; it is told to end when it does")
     return EXIT_OK
 
 

@@ -112,7 +112,7 @@ def run_job(
     if terminal is None:
         now = timestamp((clock or SystemClock()).wall_us())
         code = CANCELLED if cancellation.is_requested else LOST
-        terminal = _lost(job_id, inbox, status, now, code)
+        terminal = _lost(job_id, inbox, status, now, code, prefix)
         show(Arrival(terminal))
         feed.lost(terminal)
     return JobEnd(terminal, status)
@@ -160,13 +160,15 @@ class _Tool:
             self.process.wait()
 
 
-def _lost(job_id: str, inbox: JobInbox, status: int, now: str, code: str) -> Failed:
+def _lost(job_id: str, inbox: JobInbox, status: int, now: str, code: str, prefix: str) -> Failed:
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    if inbox.next_seq > 0:
+        message = f"the tool ended without a terminal event, with {how}"
+    else:
+        message = (
+            f"the tool ended without any event, with {how}; it was told where to send them in "
+            f"variables that begin with {prefix} (--prefix)"
+        )
     return Failed(
-        job_id=job_id,
-        seq=inbox.next_seq,
-        ts=now,
-        code=code,
-        message=f"the tool ended without a terminal event, with {how}",
-        synthetic=True,
+        job_id=job_id, seq=inbox.next_seq, ts=now, code=code, message=message, synthetic=True
     )

@@ -45,10 +45,13 @@ RUN_ELSEWHERE = {
     "agentbus wait --timeout 600": "tests/cli/test_wait.py",
     **dict.fromkeys(SHOWN_OF_PEOPLE, "tests/cli/test_human.py"),
     "agentbus job run -- python -m my_tool": "tests/jobs/test_running.py",
+    "agentbus job run --prefix COUNTER_ -- python -m my_tool": "tests/jobs/test_running.py",
     "agentbus job run --sink callback --prefix COUNTER_ -- python -m my_tool": (
         "tests/jobs/test_running.py"
     ),
-    "agentbus job run --sink agentbus: -- python -m my_tool": "tests/jobs/test_bus.py",
+    "agentbus job run --sink agentbus: --prefix COUNTER_ --job cake -- python -m my_tool": (
+        "tests/jobs/test_bus.py"
+    ),
     "agentbus job tail cake": "tests/jobs/test_bus.py",
     "agentbus job tail cake --broker nats://127.0.0.1:4222": "tests/jobs/test_running.py",
     "agentbus job cancel cake --broker nats://127.0.0.1:4222": "tests/jobs/test_running.py",

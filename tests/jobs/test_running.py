@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,7 +27,7 @@ from agentbus.jobs.running import JobEnd, exit_code, run_job
 from agentbus.jobs.sinks.callback import CallbackSink
 from tests.bus_fixture import ROOT
 from tests.eventually import eventually
-from tests.jobs.servers import Server
+from tests.jobs.servers import Server, free_port
 
 PUPPET = [sys.executable, "-m", "tests.jobs.puppet"]
 COMMAND_S = 50
@@ -338,6 +339,56 @@ def test_tail_says_what_was_passed_over(broker: Server) -> None:
     missing = ["agentbus: missing: events 0 to 0", "agentbus: missing: events 2 to 3"]
     assert shown.stderr.splitlines() == missing
     assert agentbus_job("tail", job_id, "--broker", broker.url, "--from", "4").stderr == ""
+
+
+def test_an_id_that_has_events_already_is_refused_before_its_tool_starts(
+    broker: Server, tmp_path: Path
+) -> None:
+    """Else the end of the first run would be shown as that of the second."""
+    job_id, words = f"job-{uuid.uuid4()}", ("accepted", "succeeded")
+    at = ("--sink", broker.url, "--job", job_id, "--")
+    assert agentbus_job("run", *at, *PUPPET, *words).returncode == 0
+    again = agentbus_job("run", *at, *PUPPET, f"pid:{tmp_path / 'pid'}", *words)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert f"events of a job {job_id} on this broker already" in again.stderr
+    assert not (tmp_path / "pid").exists()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "nats"])
+def test_a_broker_that_is_not_there_is_said_before_the_tool_starts(
+    scheme: str, tmp_path: Path
+) -> None:
+    began_s = time.monotonic()
+    url = f"{scheme}://127.0.0.1:{free_port()}"
+    ran = agentbus_job("run", "--sink", url, "--", *PUPPET, f"pid:{tmp_path / 'pid'}")
+    assert ran.returncode == 1
+    assert "did not answer" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert not (tmp_path / "pid").exists()
+    assert time.monotonic() - began_s < COMMAND_S / 2
+
+
+def test_a_tool_that_says_nothing_at_all_is_asked_for_its_prefix() -> None:
+    ran = run("exit:0", ndjson=False)
+    assert "without any event, with exit code 0" in ran.stderr
+    assert "AGENTBUS_ (--prefix)" in ran.stderr
+
+
+def test_who_follows_or_cancels_a_job_that_has_not_begun_is_told(broker: Server) -> None:
+    job_id = f"job-{uuid.uuid4()}"
+    cancelled = agentbus_job("cancel", job_id, "--broker", broker.url)
+    assert cancelled.returncode == 0
+    assert f"job {job_id} has not begun" in cancelled.stderr
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentbus", "job", "tail", job_id, "--broker", broker.url],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as tail:
+        assert tail.stderr is not None
+        line = tail.stderr.readline()
+        tail.kill()
+    assert f"waiting for event 0 of job {job_id}" in line
 
 
 def agentbus_job(*arguments: str) -> subprocess.CompletedProcess[str]:
