@@ -28,6 +28,9 @@ class Unit:
 
 
 _TOKEN: Final = r"[A-Za-z0-9_\-]"
+_START: Final = r"(?<![A-Za-z0-9])"
+"""Where a secret may begin: not within an English word, but right behind a word of a script that
+puts no blanks between them, where a word boundary of regular expressions is none."""
 
 UNITS: Final = (
     # First, because what is inside a block may look like anything else. A block that was cut off
@@ -42,23 +45,26 @@ UNITS: Final = (
     ),
     Unit(
         "credentials in a URL",
-        re.compile(r"(?i)\b([a-z][a-z0-9+.\-]{0,30}://)[^\s/?#@\"'<>]{1,512}@"),
+        re.compile(rf"(?i){_START}([a-z][a-z0-9+.\-]{{0,30}}://)[^\s/?#\"'<>]{{1,512}}@"),
         rf"\g<1>{REDACTED}@",
     ),
-    Unit("sk- key", re.compile(rf"\bsk-{_TOKEN}{{16,}}")),
-    Unit("Stripe key", re.compile(r"\b[sr]k_(?:live|test)_[A-Za-z0-9]{16,}")),
-    Unit("AWS access key", re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")),
-    Unit("GitHub token", re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,})")),
-    Unit("GitLab token", re.compile(rf"\bglpat-{_TOKEN}{{16,}}")),
-    Unit("Google API key", re.compile(rf"\bAIza{_TOKEN}{{30,}}")),
-    Unit("Slack token", re.compile(r"\bxox[abeoprs]-[A-Za-z0-9\-]{10,}")),
+    Unit("sk- key", re.compile(rf"{_START}sk-{_TOKEN}{{16,}}")),
+    Unit("Stripe key", re.compile(rf"{_START}[sr]k_(?:live|test)_[A-Za-z0-9]{{16,}}")),
+    Unit("AWS access key", re.compile(rf"{_START}(?:AKIA|ASIA)[A-Z0-9]{{16}}(?![A-Z0-9])")),
+    Unit(
+        "GitHub token",
+        re.compile(rf"{_START}(?:gh[pousr]_[A-Za-z0-9]{{30,}}|github_pat_\w{{30,}})"),
+    ),
+    Unit("GitLab token", re.compile(rf"{_START}glpat-{_TOKEN}{{16,}}")),
+    Unit("Google API key", re.compile(rf"{_START}AIza{_TOKEN}{{30,}}")),
+    Unit("Slack token", re.compile(rf"{_START}xox[abeoprs]-[A-Za-z0-9\-]{{10,}}")),
     Unit(
         "JSON web token",
-        re.compile(rf"\beyJ{_TOKEN}{{8,}}\.{_TOKEN}{{8,}}\.{_TOKEN}*"),
+        re.compile(rf"{_START}eyJ{_TOKEN}{{8,}}\.{_TOKEN}{{8,}}\.{_TOKEN}*"),
     ),
     Unit(
         "Bearer or Basic credentials",
-        re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=\-]{16,}"),
+        re.compile(rf"(?i){_START}(bearer|basic)(\s+)[A-Za-z0-9._~+/=\-]{{16,}}"),
         rf"\g<1>\g<2>{REDACTED}",
     ),
 )

@@ -18,7 +18,10 @@ SECRETS = {
         "-----BEGIN " + "PRIVATE KEY-----\nMIIE",
         "-----BEGIN " + "PGP PRIVATE KEY BLOCK-----\nx\n-----END PGP PRIVATE KEY BLOCK-----",
     ],
-    "credentials in a URL": ["https://" + "user:hunter2@", "redis://" + ":pw@", "ftp://" + "me@"],
+    "credentials in a URL": [
+        *("https://" + "user:hunter2@", "redis://" + ":pw@", "ftp://" + "me@"),
+        "https://" + "me@home:p@hunter2@",
+    ],
     "sk- key": ["sk-" + "a" * 16, "sk-" + "proj-aB3_" * 8],
     "Stripe key": ["sk_live_" + "abcdefgh12345678"],
     "AWS access key": ["AKIA" + "IOSFODNN7EXAMPLE"],
@@ -41,7 +44,13 @@ def test_every_unit_of_the_redactor_has_an_example() -> None:
 
 @pytest.mark.parametrize("secret", [text for texts in SECRETS.values() for text in texts])
 def test_a_secret_is_replaced_wherever_it_stands(secret: str) -> None:
-    for text in (secret, f"before {secret}", f"({secret} after", f"ключ:{secret}\n"):
+    for text in (
+        secret,
+        f"before {secret}",
+        f"({secret} after",
+        f"ключ:{secret}\n",
+        f"密钥{secret}在",
+    ):
         shown = redact(text)
         assert REDACTED in shown
         assert secret not in shown
