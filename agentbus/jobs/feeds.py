@@ -113,11 +113,12 @@ class PipeFeed:
 
 
 class FileFeed:
-    """A file that grows. Other jobs may write to it; their events are passed over."""
+    """A file that grows. In one that was named, events of other jobs are passed over."""
 
     reads_stdout = False
 
     def __init__(self, inbox: JobInbox, log: Callable[[str], None], path: Path | None) -> None:
+        self._is_shared = path is not None
         self._folder = tempfile.TemporaryDirectory(prefix="job-") if path is None else None
         if path is None:
             assert self._folder is not None
@@ -168,7 +169,7 @@ class FileFeed:
                     len(line) > EVENT_BYTES
                 ):
                     self._offset += len(line)
-                    _take(line, self._inbox, self._log, only_own=True)
+                    _take(line, self._inbox, self._log, only_own=self._is_shared)
         except FileNotFoundError:
             return  # the tool has not begun
 

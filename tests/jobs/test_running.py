@@ -425,6 +425,19 @@ def test_a_shared_file_that_ends_within_a_line_is_followed(tmp_path: Path) -> No
     assert [event.TYPE for event in events] == ["accepted", "progress", "succeeded"]
 
 
+@pytest.mark.parametrize(
+    ("sink", "path"), [("events", "'/dev/stdout'"), ("file", "os.environ['AGENTBUS_EVENTS_PATH']")]
+)
+def test_a_tool_with_an_id_of_its_own_is_heard_where_nobody_else_writes(
+    sink: str, path: str
+) -> None:
+    writes = f"import os; os.write(os.open({path}, os.O_WRONLY | os.O_CREAT), {END!r})"
+    tool = [sys.executable, "-c", writes]
+    end = run_job(tool, "ours", sink, show=lambda _: None, log=lambda _: None)
+    assert isinstance(end.terminal, Succeeded)
+    assert (end.terminal.job_id, end.terminal.source_job_id) == ("ours", "j")
+
+
 def test_a_line_too_long_to_be_an_event_does_not_hide_what_comes_behind_it(tmp_path: Path) -> None:
     path = tmp_path / "events.ndjson"
     writes = f"open({str(path)!r}, 'ab').write(b'x' * {2 * EVENT_BYTES} + b'\\n' + {END!r})"
