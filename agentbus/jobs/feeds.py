@@ -268,6 +268,8 @@ class BrokerFeed:
                     _take(event, self._inbox, self._log)
             except BusError as error:
                 self._log(error.message)
+                if not error.retryable:
+                    return
                 self._stop.wait(POLL_S)
 
 
