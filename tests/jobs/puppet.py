@@ -50,7 +50,7 @@ def do(job: JobEmitter[Any, Any, Any], word: str) -> None:
         case "pid":
             Path(number).write_text(str(os.getpid()))
         case "noise":
-            print("\x1b[31mnoise\x1b[0m", flush=True)
+            print("\x1b[31mnoise\x1b[0m\n", end="", flush=True)  # one write, unbuffered too
         case "gap":
             job._next_seq += 2
         case _:
