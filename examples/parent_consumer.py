@@ -57,4 +57,6 @@ def main(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("usage: parent_consumer.py COMMAND [ARGUMENT]...")
     sys.exit(main(sys.argv[1:]))

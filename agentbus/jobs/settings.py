@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from agentbus.errors import ValidationError
 from agentbus.jobs.brokers import open_transport
@@ -22,6 +22,9 @@ from agentbus.jobs.sinks.file import FileSink
 from agentbus.jobs.sinks.stdout import StdoutSink, claim_stdout
 from agentbus.jobs.text import Redactor, redact
 from agentbus.protocol.jobs import JobCallback
+
+if TYPE_CHECKING:
+    from agentbus.jobs.delivery import Destination
 
 Transport: TypeAlias = Literal["stdout", "events", "file", "callback", "broker"]
 
@@ -98,15 +101,17 @@ def open_sink(settings: JobSettings, cancellation: Cancellation) -> Sink:
         case "file":
             return FileSink(settings.events_path)
         case "callback":
-            from agentbus.jobs.delivery import destination
             from agentbus.jobs.sinks.callback import CallbackSink
 
-            url = _needed(settings, "CALLBACK_URL", settings.callback_url)
-            to = destination(url, settings.callback_allowed_hosts, settings.callback_secret)
+            to = _destination(settings, _needed(settings, "CALLBACK_URL", settings.callback_url))
             return CallbackSink(to, settings.callback_max_retries)
         case "broker":
             url = _needed(settings, "BROKER_URL", settings.broker_url)
-            transport = open_transport(url, _callback(settings))
+            callback = _callback(settings)
+            try:
+                transport = open_transport(url, callback)
+            except ValidationError as error:
+                raise ValidationError(f"{settings.prefix}BROKER_URL: {error.message}") from None
             return BrokerSink(transport, settings.job_id, cancellation)
 
 
@@ -139,11 +144,20 @@ def _callback(settings: JobSettings) -> JobCallback | None:
     """What a broker may post to in our place. Raises ValidationError as the callback sink does."""
     if settings.callback_url is None:
         return None
+    to = _destination(settings, settings.callback_url)
+    hosts = settings.callback_allowed_hosts
+    return JobCallback(to.target.url, hosts, settings.callback_max_retries, to.secret)
+
+
+def _destination(settings: JobSettings, url: str) -> Destination:
     from agentbus.jobs.delivery import destination
 
-    hosts, secret = settings.callback_allowed_hosts, settings.callback_secret
-    destination(settings.callback_url, hosts, secret)
-    return JobCallback(settings.callback_url, hosts, settings.callback_max_retries, secret)
+    hosts, prefix = settings.callback_allowed_hosts, settings.prefix
+    try:
+        return destination(url, hosts, settings.callback_secret)
+    except ValidationError as error:
+        names = f"{prefix}CALLBACK_URL" + (f", {prefix}CALLBACK_ALLOWED_HOSTS" if hosts else "")
+        raise ValidationError(f"{names}: {error.message}") from None
 
 
 def _default_path(prefix: str) -> str:

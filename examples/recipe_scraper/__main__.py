@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None, guard: UrlGuard | None = None) -> in
             try:
                 scrape(arguments, job, guard or UrlGuard())
             except ToolError as error:
-                job.failed(error.code, str(error))
+                failed = job.failed(error.code, str(error))
+                # By default nothing but a recipe is on stdout, so a person would see nothing.
+                print(f"recipe-scraper: {failed.message}", file=sys.stderr)
                 return EXIT_CODES[error.code]
         return 0
     except JobCancelledError:

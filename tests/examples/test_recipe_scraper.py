@@ -305,17 +305,24 @@ def test_the_exit_code_mirrors_the_terminal_event(
     assert exit_code == code
 
 
-def test_by_default_only_the_recipe_is_printed(site: ScriptedServer) -> None:
+@pytest.mark.parametrize(("path", "code"), [("/cake", 0), ("/nothing", 4)])
+def test_by_default_the_recipe_alone_is_printed_or_why_there_is_none(
+    site: ScriptedServer, path: str, code: int
+) -> None:
     ran = subprocess.run(
-        [*TOOL, site.url + "/cake"],
+        [*TOOL, site.url + path],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("RECIPE_")},
         capture_output=True,
         text=True,
         timeout=50,
     )
-    assert ran.returncode == 0, ran.stderr
-    assert decode_strict(ran.stdout)["title"] == "Plum cake"
+    assert ran.returncode == code, ran.stderr
+    if code == 0:
+        assert decode_strict(ran.stdout)["title"] == "Plum cake"
+    else:
+        assert ran.stdout == ""
+        assert "recipe-scraper: no recipe on this page" in ran.stderr
 
 
 def test_without_the_tests_allowance_the_tool_blocks_loopback(site: ScriptedServer) -> None:

@@ -104,6 +104,30 @@ def test_what_a_transport_needs_is_named(transport: str, needed: str) -> None:
         open_sink(settings, Cancellation())
 
 
+@pytest.mark.parametrize(
+    ("transport", "told", "named"),
+    [
+        ("callback", {"CALLBACK_URL": "ftp://h/"}, "X_CALLBACK_URL: "),
+        (
+            "callback",
+            {"CALLBACK_URL": "http://h/", "CALLBACK_ALLOWED_HOSTS": "i"},
+            "X_CALLBACK_URL, X_CALLBACK_ALLOWED_HOSTS: ",
+        ),
+        ("broker", {"BROKER_URL": "ftp://h/"}, "X_BROKER_URL: "),
+        ("broker", {"BROKER_URL": "redis://h:port"}, "X_BROKER_URL: "),
+        ("broker", {"BROKER_URL": "agentbus:", "CALLBACK_URL": "ftp://h/"}, "X_CALLBACK_URL: "),
+    ],
+)
+def test_a_wrong_address_is_refused_with_the_name_of_its_variable(
+    transport: str, told: dict[str, str], named: str
+) -> None:
+    environment = {f"X_{name}": value for name, value in told.items()}
+    settings = job_settings({"X_TRANSPORT": transport, **environment}, "X_")
+    with pytest.raises(ValidationError) as refused:
+        open_sink(settings, Cancellation())
+    assert refused.value.message.startswith(named)
+
+
 def test_the_sink_is_the_one_that_was_named(tmp_path: Path) -> None:
     told = {"X_EVENTS_PATH": str(tmp_path / "e"), "X_CALLBACK_URL": "http://a/"}
     for transport, kind in (("file", FileSink), ("callback", CallbackSink)):
