@@ -362,7 +362,7 @@ def test_a_broker_that_is_not_there_is_said_before_the_tool_starts(
     url = f"{scheme}://127.0.0.1:{free_port()}"
     ran = agentbus_job("run", "--sink", url, "--", *PUPPET, f"pid:{tmp_path / 'pid'}")
     assert ran.returncode == 1
-    assert "did not answer" in ran.stderr
+    assert "did not show the job" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
     assert not (tmp_path / "pid").exists()
     assert time.monotonic() - began_s < COMMAND_S / 2

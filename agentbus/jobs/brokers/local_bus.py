@@ -138,7 +138,7 @@ class BusTransport:
                 if not error.retryable:
                     raise _refused(error, 0) from None
                 if time.monotonic() >= deadline_s:
-                    raise SinkError(f"the bus did not answer: {error.message}") from None
+                    raise SinkError(f"the bus did not show the job: {error.message}") from None
                 time.sleep(_PAUSE_S)
             else:
                 return bool(answer["events"] or answer["closed"])

@@ -80,7 +80,7 @@ class NatsTransport:
 
     def has_begun(self, job_id: str) -> bool:
         subject = events_name(_fit(job_id))
-        with _errors("answer"):
+        with _errors("show the job"):
             return self._run(self._has_begun(subject), CONNECT_S + ACKNOWLEDGE_S)
 
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
@@ -88,7 +88,7 @@ class NatsTransport:
         reader = _Reader(self, subject)
         try:
             while not stop.is_set():
-                with _errors(f"be read for {subject}"):
+                with _errors(f"show {subject}"):
                     events = self._run(reader.read(), CONNECT_S + ACKNOWLEDGE_S)
                 for event in events:
                     if from_seq == 0 or decode_event(event).seq >= from_seq:
@@ -285,4 +285,4 @@ def _errors(what: str) -> Iterator[None]:
     try:
         yield
     except (NatsError, OSError) as error:
-        raise SinkError(f"NATS did not {what}: {str(error) or type(error).__name__}") from None
+        raise SinkError(f"NATS did not {what}: {str(error) or 'no answer in time'}") from None

@@ -65,7 +65,7 @@ class RedisTransport:
             self._check_repeat(key, entry, event, job_id, seq)
 
     def has_begun(self, job_id: str) -> bool:
-        with _errors("answer"), closing(self._connect(FIRST_RETRIES)) as client:
+        with _errors("show the job"), closing(self._connect(FIRST_RETRIES)) as client:
             return bool(client.exists(events_name(job_id)))
 
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
@@ -132,7 +132,7 @@ class RedisTransport:
 
     def _read(self, client: redis.Redis, key: str, last: str) -> list[tuple[str, dict[bytes, Any]]]:
         """The entries after `last`; none after a moment without any."""
-        with _errors(f"read {key}"):
+        with _errors(f"show {key}"):
             answer: Any = client.xread({key: last}, count=_READ_EVENTS, block=int(LOOK_S * 1000))
         streams = answer.items() if isinstance(answer, dict) else answer or ()
         entries: list[tuple[str, dict[bytes, Any]]] = []
