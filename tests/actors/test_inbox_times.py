@@ -20,12 +20,26 @@ LONG_MS = 600_000
 HOUR_US = 3600 * 1_000_000
 
 
+@pytest.fixture
+def held(post: PostOffice, sam: Peer, kim: Peer) -> str:
+    """A request of Sam's that Kim has claimed just now."""
+    sam.ask("Kim")
+    return str(post.claim(kim)["delivery_id"])
+
+
+def keep(post: PostOffice, holder: Peer, held: str, seconds: float, *, every_s: float = 20) -> None:
+    """Let time pass, while the holder's adapter renews its lease; the last time at the end."""
+    while seconds > 0:
+        step_s = min(every_s, seconds)
+        post.pass_time(step_s)
+        post.renew(holder, held)
+        seconds -= step_s
+
+
 # --- leases ---
 
 
-def test_a_lease_that_is_not_renewed_lapses(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.send("Kim")
-    held = post.claim(kim)["delivery_id"]
+def test_a_lease_that_is_not_renewed_lapses(post: PostOffice, held: str) -> None:
     post.pass_time(LEASE_S - 1)
     assert state(post, held) == "leased"
     post.pass_time(1)
@@ -34,21 +48,15 @@ def test_a_lease_that_is_not_renewed_lapses(post: PostOffice, sam: Peer, kim: Pe
     assert post.claim(other)["attempt"] == 2
 
 
-def test_a_lapsed_lease_wakes_the_next_wait(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.send("Kim")
-    held = post.claim(kim)["delivery_id"]
+def test_a_lapsed_lease_wakes_the_next_wait(post: PostOffice, held: str) -> None:
     other = Peer(post, "Kim", "Kim-2")
     wait = post.ask(other, LONG_MS)
     post.pass_time(LEASE_S)
     assert post.claimed(other, wait)["delivery_id"] == held
 
 
-def test_a_renewed_lease_holds(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.send("Kim")
-    held = post.claim(kim)["delivery_id"]
-    for _ in range(20):
-        post.pass_time(2)
-        post.renew(kim, held)
+def test_a_renewed_lease_holds(post: PostOffice, kim: Peer, held: str) -> None:
+    keep(post, kim, held, 40, every_s=2)
     post.pass_time(LEASE_S - 1)
     assert state(post, held) == "leased"
     post.pass_time(1)
@@ -56,10 +64,8 @@ def test_a_renewed_lease_holds(post: PostOffice, sam: Peer, kim: Peer) -> None:
 
 
 def test_renewals_reach_the_disk_in_time_but_not_each(
-    post: PostOffice, sam: Peer, kim: Peer
+    post: PostOffice, kim: Peer, held: str
 ) -> None:
-    sam.send("Kim")
-    held = post.claim(kim)["delivery_id"]
     seen: set[Any] = set()
     for _ in range(30):
         post.pass_time(2)
@@ -74,10 +80,8 @@ def test_renewals_reach_the_disk_in_time_but_not_each(
 
 
 def test_a_renewal_with_another_token_renews_nothing(
-    post: PostOffice, sam: Peer, kim: Peer
+    post: PostOffice, kim: Peer, held: str
 ) -> None:
-    sam.send("Kim")
-    held = post.claim(kim)["delivery_id"]
     stale, kim.token = kim.token, kim.token
     post.claim(kim)
     fresh, kim.token = kim.token, stale
@@ -119,11 +123,7 @@ def test_too_many_lapsed_leases_ask_a_person(post: PostOffice, sam: Peer) -> Non
     assert intervention(post, held).source == "attempts"
 
 
-def test_a_lapse_that_the_bus_cannot_take_is_tried_again(
-    post: PostOffice, sam: Peer, kim: Peer
-) -> None:
-    sam.send("Kim")
-    held = post.claim(kim)["delivery_id"]
+def test_a_lapse_that_the_bus_cannot_take_is_tried_again(post: PostOffice, held: str) -> None:
     post.settle()
     post.fence()
     post.pass_time(LEASE_S)
@@ -134,10 +134,8 @@ def test_a_lapse_that_the_bus_cannot_take_is_tried_again(
 
 
 def test_a_lease_that_is_renewed_while_the_bus_recovers_is_not_given_up(
-    post: PostOffice, sam: Peer, kim: Peer
+    post: PostOffice, kim: Peer, held: str
 ) -> None:
-    sam.send("Kim")
-    held = post.claim(kim)["delivery_id"]
     post.settle()
     post.fence()
     post.pass_time(LEASE_S)
@@ -151,44 +149,30 @@ def test_a_lease_that_is_renewed_while_the_bus_recovers_is_not_given_up(
 # --- windows ---
 
 
-def test_work_that_says_nothing_is_paused(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
-    for _ in range(WINDOW_S // 20 - 1):
-        post.pass_time(20)
-        post.renew(kim, held)
+def test_work_that_says_nothing_is_paused(post: PostOffice, kim: Peer, held: str) -> None:
+    keep(post, kim, held, WINDOW_S - 20)
     assert state(post, held) == "leased"
     post.pass_time(20)
     assert state(post, held) == "paused"
     assert intervention(post, held).source == "window"
 
 
-def test_progress_moves_the_window(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
-    for _ in range(20):
-        post.pass_time(20)
-        post.renew(kim, held)
+def test_progress_moves_the_window(post: PostOffice, kim: Peer, held: str) -> None:
+    keep(post, kim, held, 400)
     kim.do("progress", held)
-    for _ in range(WINDOW_S // 20 - 1):
-        post.pass_time(20)
-        post.renew(kim, held)
+    keep(post, kim, held, WINDOW_S - 20)
     assert state(post, held) == "leased"
     post.pass_time(20)
     assert state(post, held) == "paused"
 
 
 def test_the_same_attachment_goes_on_in_the_window_that_it_had(
-    post: PostOffice, sam: Peer, kim: Peer
+    post: PostOffice, kim: Peer, held: str
 ) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
     post.pass_time(LEASE_S)
     assert state(post, held) == "queued"
     post.claim(kim)
-    for _ in range((WINDOW_S - LEASE_S) // 10 - 1):
-        post.pass_time(10)
-        post.renew(kim, held)
+    keep(post, kim, held, WINDOW_S - LEASE_S - 10)
     assert state(post, held) == "leased"
     post.pass_time(10)
     assert state(post, held) == "paused"
@@ -201,9 +185,7 @@ def test_a_note_that_was_not_acknowledged_goes_to_who_waits_and_no_person_is_ask
     held = post.claim(kim)["delivery_id"]
     other = Peer(post, "Kim", "other")
     parked = post.ask(other, 2 * LONG_MS)
-    for _ in range(WINDOW_S // 20 - 1):
-        post.pass_time(20)
-        post.renew(kim, held)
+    keep(post, kim, held, WINDOW_S - 20)
     assert delivery(post, held).holder == kim.session_id
     post.pass_time(20)
     given = post.claimed(other, parked)
@@ -303,10 +285,8 @@ def test_whoever_collects_hears_of_each_change_of_the_request(
 
 @pytest.mark.parametrize("jump_us", [HOUR_US, -HOUR_US], ids=["forwards", "back"])
 def test_a_jump_of_the_wall_clock_moves_no_time(
-    post: PostOffice, sam: Peer, kim: Peer, jump_us: int
+    post: PostOffice, kim: Peer, held: str, jump_us: int
 ) -> None:
-    asked = sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
     post.settle()
     post.clock.set_wall(post.clock.wall_us() + jump_us)
     post.pass_time(LEASE_S - 1)
@@ -314,15 +294,12 @@ def test_a_jump_of_the_wall_clock_moves_no_time(
     post.renew(kim, held)
     post.pass_time(LEASE_S - 1)
     assert state(post, held) == "leased"
-    for _ in range((WINDOW_S - 2 * (LEASE_S - 1)) // 20):
-        post.renew(kim, held)
-        post.pass_time(20)
-    assert state(post, held) == "leased"
     post.renew(kim, held)
+    keep(post, kim, held, WINDOW_S - 2 * (LEASE_S - 1) - 2)
+    assert state(post, held) == "leased"
     post.pass_time(2)
     assert state(post, held) == "paused", "the window of 600 s is over"
-    status = post.reader().status(sam.agent_id, asked["message_id"], {})
-    assert status["deliveries"][0]["reply_state"] == "awaiting"
+    assert delivery(post, held).reply_state == "awaiting"
     post.pass_time(REPLY_S - WINDOW_S - 1)
     assert delivery(post, held).reply_state == "awaiting"
     post.pass_time(1)
@@ -344,11 +321,7 @@ def restart(post: PostOffice, *peers: Peer, away_s: float = 0) -> None:
         peer.attach()
 
 
-def test_a_lease_outlasts_a_restart_and_is_whole_again(
-    post: PostOffice, sam: Peer, kim: Peer
-) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
+def test_a_lease_outlasts_a_restart_and_is_whole_again(post: PostOffice, held: str) -> None:
     post.settle()
     restart(post, away_s=2 * LEASE_S)
     other = Peer(post, "Kim", "Kim-2")
@@ -374,18 +347,12 @@ def test_the_holder_goes_on_after_a_restart(post: PostOffice, sam: Peer, kim: Pe
     ("away_s", "left_s"), [(0, 500), (200, 300), (10_000, 0)], ids=["at once", "later", "too late"]
 )
 def test_a_window_goes_on_after_a_restart(
-    post: PostOffice, sam: Peer, kim: Peer, away_s: int, left_s: int
+    post: PostOffice, kim: Peer, held: str, away_s: int, left_s: int
 ) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
-    for _ in range(5):
-        post.pass_time(20)
-        post.renew(kim, held)
+    keep(post, kim, held, 100)
     restart(post, away_s=away_s)
     if left_s:
-        for _ in range(left_s // 20 - 1):
-            post.pass_time(20)
-            post.renew(kim, held)
+        keep(post, kim, held, left_s - 20)
         assert state(post, held) == "leased"
         post.pass_time(20)
     else:
@@ -394,24 +361,18 @@ def test_a_window_goes_on_after_a_restart(
 
 
 def test_a_wall_clock_that_was_set_back_gives_no_more_than_a_whole_window(
-    post: PostOffice, sam: Peer, kim: Peer
+    post: PostOffice, kim: Peer, held: str
 ) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
     post.settle()
     post.clock.set_wall(post.clock.wall_us() - HOUR_US)
     restart(post)
-    for _ in range(WINDOW_S // 20 - 1):
-        post.pass_time(20)
-        post.renew(kim, held)
+    keep(post, kim, held, WINDOW_S - 20)
     assert state(post, held) == "leased"
     post.pass_time(20)
     assert state(post, held) == "paused"
 
 
-def test_a_reply_becomes_overdue_across_a_restart(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
+def test_a_reply_becomes_overdue_across_a_restart(post: PostOffice, kim: Peer, held: str) -> None:
     kim.do("ack", held)
     post.pass_time(100)
     restart(post, away_s=100)
@@ -421,9 +382,7 @@ def test_a_reply_becomes_overdue_across_a_restart(post: PostOffice, sam: Peer, k
     assert delivery(post, held).reply_state == "overdue"
 
 
-def test_an_inbox_loads_when_the_bus_is_ready(post: PostOffice, sam: Peer, kim: Peer) -> None:
-    sam.ask("Kim")
-    held = post.claim(kim)["delivery_id"]
+def test_an_inbox_loads_when_the_bus_is_ready(post: PostOffice, kim: Peer, held: str) -> None:
     post.settle()
     post.stop()
     post.start(ready=False)
