@@ -345,6 +345,8 @@ class InboxActor(PooledActor[InboxMessage]):
             self._take_ask(session_id).reply_to.set_exception(settled.error)
             return
         claimed = settled.claimed
+        if claimed.delivery is not None and ask.only not in (None, claimed.delivery["delivery_id"]):
+            return  # likewise; and of that look nothing is for this wait
         if claimed.delivery is not None or claimed.notices:
             self._take_ask(session_id).reply_to.set(claimed)
             return

@@ -153,11 +153,14 @@ class PostOffice(Bus):
 
     # --- what adapters do ---
 
-    def ask(self, peer: Peer, wait_ms: int = 0) -> FutureReply:
+    def ask(self, peer: Peer, wait_ms: int = 0, only: str | None = None) -> FutureReply:
         """A `wait` of this session; answered with a Claimed."""
         reply = FutureReply()
         self._asks += 1
-        self.inbox(peer).tell(DeliveryAsked(peer.speaker.attachment, self._asks, wait_ms, reply))
+        of = DeliveryId(only) if only is not None else None
+        self.inbox(peer).tell(
+            DeliveryAsked(peer.speaker.attachment, self._asks, wait_ms, reply, of)
+        )
         return reply
 
     @property

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from actors.inbox import COUNTS_PAUSE_S
 from actors.inbox_messages import AskCancelled, DeliveryArrived, PeerWaiting
+from actors.messages import Submit
 from agentbus.errors import StaleAttachmentError, UnavailableError
-from agentbus.store.peer.changes import Claimed
+from agentbus.ids import AgentId
+from agentbus.store.peer.changes import Claimed, ListOpenDeliveries
 from tests.actors.post import WITHIN_S, PostOffice, is_open, nothing, state
-from tests.probe import Probe
+from tests.probe import Probe, settle
 from tests.store.peers import Peer
 
 LEASE_S = 30
@@ -127,6 +132,35 @@ def test_what_a_claim_brought_for_nobody_is_given_to_the_next_wait(
             assert told[-1] == 1, "the session is told that it has something"
         again = post.claim(kim)
     assert (again["envelope"]["body"], again["attempt"]) == ("once", 1)
+
+
+class _Busy:
+    """A reply in whose setting the ledger's thread stays until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def set(self, value: Any) -> None:
+        self.let_go.wait(WITHIN_S)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.set(error)
+
+
+def test_a_wait_for_one_delivery_is_not_given_what_the_wait_before_it_claimed(
+    post: PostOffice, sam: Peer, kim: Peer
+) -> None:
+    sam.send("Kim", body="another")
+    busy = _Busy()
+    post.ledger.tell(Submit(ListOpenDeliveries(AgentId("nobody")), busy))
+    first = post.ask(kim, LONG_MS)
+    second = post.ask(kim, only="lapsed")
+    nothing(first)
+    settle(post.inbox(kim), within=WITHIN_S)
+    busy.let_go.set()
+    nothing(second)
+    again = post.claim(kim)
+    assert (again["envelope"]["body"], again["attempt"]) == ("another", 1)
 
 
 def test_the_end_of_an_attachment_ends_its_wait(post: PostOffice, sam: Peer, kim: Peer) -> None:
