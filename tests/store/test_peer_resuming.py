@@ -165,5 +165,8 @@ def test_an_answer_after_the_due_time_is_kept_as_a_late_one(
         "unanswered": ("unanswered", None, first),
     }
     assert (row.reply_state, row.reply_message_id, row.late_reply_message_id) == expected[state]
-    assert row.state == "acked"
-    assert sam.wait().notices == () or state == "unanswered"
+    assert (row.state, row.cause) == ("acked", None)
+    assert sam.wait().notices == ()
+    assert Peer(bus, "Sam", "another").wait().notices == (), "nobody is told that none came"
+    (told_of,) = bus.reader().status(sam.agent_id, row.message_id, {})["deliveries"]
+    assert (told_of["cause"], told_of["late"]) == (None, state != "awaiting")

@@ -121,6 +121,7 @@ _SELECT_UNTOLD = text(
         (Delivery.sender_agent == PLACE)
         & IS_UNANSWERED
         & Delivery.reply_state.in_((SQL("'overdue'"), SQL("'unanswered'")))
+        & Delivery.late_reply_message_id.is_null()
         & ~fn.EXISTS(
             NoticeShown.select(SQL("1")).where(
                 (NoticeShown.session == PLACE)

@@ -398,7 +398,8 @@ def cause_with(attached: Attached) -> Callable[[DeliveryRow], ReplyCause | None]
     """Why a reply is missing as it is now; the row only remembers what was when it became late."""
 
     def cause(row: DeliveryRow) -> ReplyCause | None:
-        if row.reply_state not in ("awaiting", "overdue", "unanswered"):
+        waits = row.reply_state in ("awaiting", "overdue", "unanswered")
+        if not waits or answer_of(row) is not None:
             return row.cause
         sessions = attached.get(row.recipient_agent, frozenset())
         reached = is_reached(sessions, row.recipient_session, row.sender_session)

@@ -41,7 +41,7 @@ def record_reply(
                 cause=None,
             )
         case "unanswered" if row.late_reply_message_id is None:
-            row = change(work, row, late_reply_message_id=response)
+            row = change(work, row, late_reply_message_id=response, cause=None)
         case _:
             return row, []
     return row, [DeliveryChanged(view(row))]
