@@ -201,7 +201,8 @@ _PEER_NOTES = {
     "discover": "`discovery_disabled` when `discovery_enabled` is false, as `agents` and `*` are.",
     "send": '`to` holds agent ids, agent names or session ids. `["*"]` stands for everybody in the '
     "directory whom `peer_allow` names, but yourself. A message whose `reply_to` is that of a "
-    "delivery which you hold is the reply to it, and finishes it unless `ack` is false. "
+    "delivery which you hold finishes it unless `ack` is false. If that is a request, it is the "
+    "reply to it, also where no `kind` is given. "
     "`thread_id` is a name: at most 128 bytes of UTF-8, kept in NFC, no control characters.",
     "wait": "The wait may be shortened to what the client's own time limit allows; the result then "
     "has `timeout`. The same session is given its own delivery again until that is finished. A "

@@ -290,14 +290,47 @@ def test_ack_false_is_a_part_of_the_answer_and_the_work_goes_on(
     assert rest["acked"] == got
 
 
-def test_only_a_response_counts_as_the_reply(bus: Bus, sam: Peer, ann: Peer) -> None:
+@pytest.mark.parametrize("ack", [None, True, False])
+def test_whoever_sends_to_the_sender_of_held_work_need_not_say_that_it_is_the_response(
+    bus: Bus, sam: Peer, ann: Peer, ack: bool | None
+) -> None:
     request = sam.ask("Ann")["message_id"]
     got = ann.claim()["delivery_id"]
-    ann.send("Sam", kind="info", reply_to=request, ack=False)
+    answer = ann.send("Sam", reply_to=request, **({} if ack is None else {"ack": ack}))
+    row = delivery(bus, got)
+    assert (row.reply_state, row.reply_message_id) == ("replied", answer["message_id"])
+    assert row.state == ("leased" if ack is False else "acked")
+    assert sam.claim()["envelope"]["kind"] == "response"
+
+
+def test_an_acknowledgement_that_is_sent_is_no_reply(bus: Bus, sam: Peer, ann: Peer) -> None:
+    request = sam.ask("Ann")["message_id"]
+    got = ann.claim()["delivery_id"]
+    ann.send("Sam", kind="ack", reply_to=request, ack=False)
     assert delivery(bus, got).reply_state == "awaiting"
     ann.send("Sam", kind="ack", reply_to=request)
     row = delivery(bus, got)
     assert (row.state, row.reply_state) == ("acked", "awaiting")
+
+
+def test_a_note_in_answer_to_a_response_is_no_response(bus: Bus, sam: Peer, ann: Peer) -> None:
+    sam.ask("Ann")
+    ann.do("reply", ann.claim()["delivery_id"])
+    got = sam.claim()
+    thanks = sam.send("Ann", reply_to=got["envelope"]["id"], body="thanks")
+    assert thanks["acked"] == got["delivery_id"]
+    assert ann.claim()["envelope"]["kind"] == "info"
+
+
+def test_a_note_about_work_that_is_not_held_any_more_stays_a_note(
+    bus: Bus, sam: Peer, ann: Peer
+) -> None:
+    request = sam.ask("Ann")["message_id"]
+    got = ann.claim()["delivery_id"]
+    ann.do("ack", got)
+    ann.send("Sam", reply_to=request)
+    assert delivery(bus, got).reply_state == "awaiting"
+    assert sam.claim()["envelope"]["kind"] == "info"
 
 
 def test_an_answer_to_held_work_goes_to_its_sender_in_its_thread(

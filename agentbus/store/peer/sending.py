@@ -35,6 +35,9 @@ def send_peer(work: Work, change: PeerMutation, operation: PeerSend, admission: 
     sender, reply_to = change.sender, operation.reply_to
     rows = deliveries.of_message(work, reply_to) if reply_to is not None else []
     answering = next((row for row in rows if _is_held(row, change)), None)
+    kind = operation.kind
+    if answering is not None and answering.kind == "request" and kind == "info":
+        kind = "response"  # as `reply` does it; else the work would end without the answer
     recipients = resolve(work, operation.to, sender)
     if answering is not None:
         proven = prove_lease(work, change, answering.id)
@@ -49,8 +52,8 @@ def send_peer(work: Work, change: PeerMutation, operation: PeerSend, admission: 
     mine = [row for row in rows if row.recipient_agent == sender.agent_id]
     answered: DeliveryRow | None = None
     strangers: Iterable[Recipient] = recipients
-    if operation.kind == "response":
-        assert reply_to is not None  # the operation itself requires it
+    if kind == "response":
+        assert reply_to is not None  # the operation itself requires it, or it is what is held
         _require_answerable(rows, mine, sender, reply_to)
         askers = {row.sender_agent for row in mine}
         strangers = [one for one in recipients if one.agent_id not in askers]
@@ -68,7 +71,7 @@ def send_peer(work: Work, change: PeerMutation, operation: PeerSend, admission: 
         Letter(
             sender=sender,
             recipients=recipients,
-            kind=operation.kind,
+            kind=kind,
             content=operation.body,
             thread=operation.thread_id or _thread(work, rows, change, reply_to),
             reply_to=reply_to,
