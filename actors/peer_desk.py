@@ -207,8 +207,9 @@ class PeerDesk:
                 "visible, and whose name is known can be written to"
             )
         seen = self._neighbours.presences.seen()
-        cards = self._store.directory(seen)
-        return directory_page(operation, cards, seen, self._agent_id, self._attachment.session_id)
+        return directory_page(
+            operation, self._store, seen, self._agent_id, self._attachment.session_id
+        )
 
     def _mark_shown(self, shown: PeerResultShown) -> None:
         """Certain to be noted, or the same would be shown again: tried until the bus takes it."""

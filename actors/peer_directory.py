@@ -1,12 +1,13 @@
 """The answers to `discover` and `agents`: who could be asked, what each can do, in which state.
 
-Owns the shape of a directory entry, its states and the pages. Reads nothing itself; any thread.
+Owns the shape of a directory entry, its states and the pages. Reads with its caller's reader, as
+much as a page takes; the caller's thread.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from actors.presence import Presence
@@ -19,7 +20,7 @@ from agentbus.limits import (
     PEER_RUNTIME_CHARACTERS,
 )
 from agentbus.protocol.peer import PeerAgents, PeerDiscover
-from agentbus.store.peer.directory import AgentCard, SessionCard
+from agentbus.store.peer.directory import AgentCard, DirectoryReader, SessionCard
 
 PeerState = Literal["ready", "busy", "waiting_for_user", "not_listening", "offline"]
 
@@ -30,12 +31,13 @@ _BEST_FIRST: tuple[PeerState, ...] = (
     "not_listening",
     "offline",
 )
-"""An agent is in the best state of its sessions, since each of them may claim what comes."""
+"""An agent is in the best state of its sessions, since each of them may claim what comes, unless
+what was sent to the agent as a whole keeps that back."""
 
 
 def directory_page(
     operation: PeerDiscover | PeerAgents,
-    cards: Sequence[AgentCard],
+    store: DirectoryReader,
     seen: Mapping[SessionId, Presence],
     own_agent: AgentId,
     own_session: SessionId,
@@ -45,29 +47,39 @@ def directory_page(
     `agents` leaves the asking agent out, `discover` only the asking session: another one of the
     same agent can be asked. Raises ValidationError for a cursor that no page gave.
     """
-    if operation.cursor is not None and operation.cursor not in {card.agent for card in cards}:
+    if operation.cursor is not None and not store.is_agent(operation.cursor):
         raise ValidationError(
             f"peer {operation.NAME}: cursor is no cursor; give the next_cursor of the page before, "
             "unchanged"
         )
+    attached = {
+        session_id: presence.session.sender.agent_id
+        for session_id, presence in seen.items()
+        if session_id != own_session
+    }
+    capability, available_only = None, False
+    if isinstance(operation, PeerDiscover):
+        capability, available_only = operation.capability, operation.available_only
+    count = operation.limit + 2  # one to know that there are more, one that is the asking agent
     found: list[dict[str, Any]] = []
-    for card in cards:
-        if operation.cursor is not None and card.agent <= operation.cursor:
-            continue
-        if card.agent_id == own_agent and isinstance(operation, PeerAgents):
-            continue
-        sessions = [
-            _session_entry(session, seen[session.session_id])
-            for session in card.sessions
-            if session.session_id != own_session and session.session_id in seen
-        ]
-        if card.agent_id == own_agent and not sessions:
-            continue
-        entry = _agent_entry(card, sessions)
-        if _is_wanted(operation, entry):
-            found.append(entry)
-            if len(found) > operation.limit:
-                break
+    after: str | None = operation.cursor or ""
+    while after is not None and len(found) <= operation.limit:
+        cards = store.directory(
+            attached,
+            count,
+            after=after,
+            capability=capability,
+            attached_only=available_only or operation.fleet_id is not None,
+        )
+        for card in cards:
+            if card.agent_id == own_agent and (
+                isinstance(operation, PeerAgents) or not card.sessions
+            ):
+                continue
+            entry = _agent_entry(card, seen)
+            if _is_wanted(operation, entry):
+                found.append(entry)
+        after = cards[-1].agent if len(cards) == count else None
     page = found[: operation.limit]
     more = len(found) > len(page)
     return {
@@ -83,14 +95,15 @@ def _is_wanted(operation: PeerDiscover | PeerAgents, entry: dict[str, Any]) -> b
         return False
     if isinstance(operation, PeerAgents):
         return True
-    if operation.available_only and not entry["available"]:
-        return False
-    return operation.capability is None or operation.capability in entry["capabilities"]
+    return entry["available"] or not operation.available_only
 
 
-def _agent_entry(card: AgentCard, sessions: list[dict[str, Any]]) -> dict[str, Any]:
+def _agent_entry(card: AgentCard, seen: Mapping[SessionId, Presence]) -> dict[str, Any]:
+    sessions = [_session_entry(session, seen[session.session_id]) for session in card.sessions]
     states = [entry["state"] for entry in sessions] or ["offline"]
     state = min(states, key=_BEST_FIRST.index)
+    if state in ("ready", "busy") and card.in_work is not None:
+        state = "waiting_for_user" if card.in_work == "paused" else "busy"
     return {
         "agent": card.agent,
         "agent_id": card.agent_id,

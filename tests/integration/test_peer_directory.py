@@ -93,6 +93,49 @@ def test_the_directory_comes_in_pages_by_name(bus: InProcessBus) -> None:
     assert (seen, page["next_cursor"]) == (names, None)
 
 
+def test_a_page_has_all_that_it_may_however_many_are_passed_over(bus: InProcessBus) -> None:
+    sam = attach(bus, "Sam")
+    for n in range(6):
+        busy = attach(bus, f"busy-{n}")
+        sam.peer("send", to=[busy.agent], body="work", idempotency_key=busy.agent)
+        busy.claim()
+    for name, capabilities in (("ready", ["sql"]), ("ready too", ["sql"])):
+        attach(bus, name, capabilities=capabilities, repository="parser")
+    for wanted in (
+        {},
+        {"capability": "sql", "available_only": False},
+        {"fleet_id": "parser", "available_only": False},
+    ):
+        first = sam.peer("discover", limit=1, **wanted)
+        assert (agents(first), first["has_more"]) == ({"ready": "ready"}, True)
+        second = sam.peer("discover", limit=1, cursor=first["next_cursor"], **wanted)
+        assert (agents(second), second["has_more"]) == ({"ready too": "ready"}, False)
+
+
+def test_an_agent_is_busy_while_nothing_that_is_sent_to_it_would_be_taken(
+    bus: InProcessBus,
+) -> None:
+    sam, one, two = attach(bus, "Sam"), attach(bus, "Kim", "Kim-1"), attach(bus, "Kim", "Kim-2")
+
+    def kim() -> tuple[str, list[str]]:
+        (entry,) = sam.peer("discover", available_only=False)["agents"]
+        assert entry["available"] is (entry["state"] == "ready")
+        return entry["state"], [session["state"] for session in entry["sessions"]]
+
+    sam.ask(one.session.facts["session_id"], body="for you alone")
+    held = one.claim()["delivery_id"]
+    assert kim() == ("ready", ["busy", "ready"])
+    one.peer("ack", delivery_id=held)
+    sam.ask("Kim", body="for any of you")
+    held = one.claim()["delivery_id"]
+    assert kim() == ("busy", ["busy", "ready"])
+    sam.ask("Kim", body="later")
+    assert "keeps later ones back" in two.peer("wait", timeout=0)["blocked"]
+    one.peer("human", delivery_id=held, reason="unsure")
+    assert kim() == ("waiting_for_user", ["waiting_for_user", "ready"])
+    assert sam.peer("discover")["agents"] == []
+
+
 @pytest.mark.parametrize("op", ["discover", "agents"])
 def test_a_cursor_that_no_page_gave_is_refused(bus: InProcessBus, op: str) -> None:
     sam = attach(bus, "Sam")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentbus.ids import AgentId, SessionId
 from agentbus.store.peer.changes import AbandonLease, Claimed, MarkReplyLate
 from agentbus.store.peer.directory import AgentCard, DirectoryReader, WaitingWork
 from tests.store.bus import Bus
@@ -21,8 +22,10 @@ def reader(bus: Bus) -> Any:
     reader.close()
 
 
-def by_name(cards: list[AgentCard]) -> dict[str, AgentCard]:
-    return {card.agent: card for card in cards}
+def listed(reader: DirectoryReader, *attached: Peer, **which: Any) -> dict[str, AgentCard]:
+    """The directory by name, in its order, while the sessions of these are attached."""
+    sessions: dict[SessionId, AgentId] = {one.session_id: one.agent_id for one in attached}
+    return {card.agent: card for card in reader.directory(sessions, 100, **which)}
 
 
 def test_the_directory_has_every_agent_with_its_sessions_that_are_attached(
@@ -34,9 +37,8 @@ def test_the_directory_has_every_agent_with_its_sessions_that_are_attached(
     other = Peer(bus, "Bob", "Bob-2", repository="/r")
     Peer(bus, "human:kim")
     bus.done(ann.change("describe", description="knows\tmuch\n"))
-    cards = reader.directory([bob.session_id, other.session_id])
-    assert [card.agent for card in cards] == ["Ann", "Bob"]
-    cards_of = by_name(cards)
+    cards_of = listed(reader, bob, other)
+    assert list(cards_of) == ["Ann", "Bob"]
     assert cards_of["Ann"].description == "knows\tmuch"
     assert cards_of["Ann"].capabilities == ("java", "python")
     assert cards_of["Ann"].sessions == ()
@@ -58,7 +60,7 @@ def test_a_description_is_replaced_and_cleared(bus: Bus, reader: DirectoryReader
     ):
         answer = bus.done(ann.change("describe", description=given)).result
         assert answer["description"] == kept
-        (card,) = reader.directory([])
+        (card,) = listed(reader).values()
         assert card.description == kept
 
 
@@ -66,7 +68,7 @@ def test_capabilities_stay_until_a_session_names_others(bus: Bus, reader: Direct
     ann = Peer(bus, "Ann", capabilities=("python",))
     for given, kept in ((None, ("python",)), (("c", "go"), ("c", "go")), ((), ())):
         ann.attach(capabilities=given)
-        (card,) = reader.directory([])
+        (card,) = listed(reader).values()
         assert card.capabilities == kept
 
 
@@ -76,7 +78,7 @@ def test_the_directory_says_who_holds_work_and_who_waits_for_a_person(
     ann, bob = Peer(bus, "Ann"), Peer(bus, "Bob")
 
     def at_work() -> tuple[bool, bool]:
-        (session,) = by_name(reader.directory([bob.session_id]))["Bob"].sessions
+        (session,) = listed(reader, bob)["Bob"].sessions
         return session.leased, session.paused
 
     ann.ask("Bob")
@@ -85,6 +87,48 @@ def test_the_directory_says_who_holds_work_and_who_waits_for_a_person(
     assert at_work() == (True, False)
     bob.do("human", delivery_id)
     assert at_work() == (False, True)
+
+
+def test_the_directory_says_whether_an_agent_as_a_whole_can_be_given_more(
+    bus: Bus, reader: DirectoryReader
+) -> None:
+    ann, bob, other = Peer(bus, "Ann"), Peer(bus, "Bob"), Peer(bus, "Bob", "Bob-2")
+
+    def in_work() -> str | None:
+        return listed(reader, other)["Bob"].in_work
+
+    ann.ask(bob.session_id)
+    to_session = bob.claim()["delivery_id"]
+    assert in_work() is None, "what is for one session keeps nothing else back"
+    bob.do("ack", to_session)
+    ann.ask("Bob")
+    to_agent = bob.claim()["delivery_id"]
+    assert in_work() == "leased"
+    bob.do("human", to_agent)
+    assert in_work() == "paused"
+
+
+def test_the_directory_is_read_in_parts(bus: Bus, reader: DirectoryReader) -> None:
+    peers = [
+        Peer(bus, name, capabilities=capabilities)
+        for name, capabilities in (
+            ("Ann", ("sql",)),
+            ("Bob", ()),
+            ("human:kim", ("sql",)),
+            ("Zoë", ("art", "sql")),
+        )
+    ]
+    assert [card.agent for card in reader.directory({}, 2)] == ["Ann", "Bob"]
+    assert list(listed(reader, after="Ann")) == ["Bob", "Zoë"]
+    assert list(listed(reader, after="Zoë")) == []
+    assert list(listed(reader, capability="sql")) == ["Ann", "Zoë"]
+    assert list(listed(reader, capability="SQL")) == []
+    assert list(listed(reader, *peers[1:], attached_only=True)) == ["Bob", "Zoë"]
+    assert list(listed(reader, *peers, attached_only=True, after="Bob", capability="art")) == [
+        "Zoë"
+    ]
+    names = ("Ann", "Zoë", "zoë", "human:kim", "")
+    assert [name for name in names if reader.is_agent(name)] == ["Ann", "Zoë"]
 
 
 def test_what_waits_is_what_a_claim_would_give(bus: Bus, reader: DirectoryReader) -> None:

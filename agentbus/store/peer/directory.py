@@ -7,8 +7,9 @@ know. The rules of `Reader` hold: one thread, short transactions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from peewee import SQL, fn
 
@@ -18,7 +19,15 @@ from agentbus.limits import HUMAN_PREFIX, JOBS_AGENT, TALK_PREFIX
 from agentbus.store.reader import Reader
 from agentbus.store.schema import IS_OPEN, IS_UNANSWERED, PLACE, Agent, Delivery, Session, text
 
-_AGENTS = text(
+_IS_LISTED = (
+    (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(HUMAN_PREFIX)))) != PLACE)
+    & (Agent.name != PLACE)
+    & (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(TALK_PREFIX)))) != PLACE)
+)
+_UNLISTED = (HUMAN_PREFIX, JOBS_AGENT, TALK_PREFIX)
+"""What goes into the places of `_IS_LISTED`."""
+_CAN = SQL('(? IS NULL OR EXISTS (SELECT 1 FROM json_each("t1"."capabilities") WHERE value = ?))')
+_AGENTS = (
     Agent.select(
         Agent.id,
         Agent.name,
@@ -28,13 +37,14 @@ _AGENTS = text(
             Session.agent == Agent.id
         ),
     )
-    .where(
-        (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(HUMAN_PREFIX)))) != PLACE)
-        & (Agent.name != PLACE)
-        & (fn.SUBSTR(Agent.name, SQL("1"), SQL(str(len(TALK_PREFIX)))) != PLACE)
-    )
+    .where(_IS_LISTED & (Agent.name > PLACE) & _CAN)
     .order_by(Agent.name)
 )
+_NEXT_AGENTS = text(_AGENTS.limit(PLACE))
+_NEXT_OF_THESE = text(
+    _AGENTS.where(Agent.id.in_(SQL("(SELECT value FROM json_each(?))"))).limit(PLACE)
+)
+_IS_AGENT = text(Agent.select(SQL("1")).where(_IS_LISTED & (Agent.name == PLACE)))
 _SESSIONS = text(
     Session.select(
         Session.agent,
@@ -47,9 +57,13 @@ _SESSIONS = text(
     .where(Session.id.in_(SQL("(SELECT value FROM json_each(?))")))
     .order_by(Session.created_at_us, Session.id)
 )
-_AT_WORK = text(
-    Delivery.select(Delivery.holder, Delivery.state).where(
-        IS_OPEN & Delivery.state.in_((SQL("'leased'"), SQL("'paused'")))
+_IN_WORK = text(
+    Delivery.select(
+        Delivery.recipient_agent, Delivery.recipient_session, Delivery.holder, Delivery.state
+    ).where(
+        Delivery.recipient_agent.in_(SQL("(SELECT value FROM json_each(?))"))
+        & IS_OPEN
+        & Delivery.state.in_((SQL("'leased'"), SQL("'paused'")))
     )
 )
 _OPEN_OF_AGENT = text(
@@ -88,13 +102,18 @@ class SessionCard:
 
 @dataclass(frozen=True, slots=True)
 class AgentCard:
-    """An agent as the directory has it; `sessions` are those asked for. Times in microseconds."""
+    """An agent as the directory has it; `sessions` are those asked for. Times in microseconds.
+
+    `in_work`: of what was sent to the agent as a whole one is leased or paused, in the hands of
+    whichever session, so none of them is given another.
+    """
 
     agent_id: AgentId
     agent: str
     description: str | None
     capabilities: tuple[str, ...]
     last_seen_us: int
+    in_work: Literal["leased", "paused"] | None
     sessions: tuple[SessionCard, ...]
 
 
@@ -113,16 +132,33 @@ class WaitingWork:
 class DirectoryReader(Reader):
     """See the module's text. Open one per thread."""
 
-    def directory(self, attached: Iterable[SessionId]) -> list[AgentCard]:
-        """All agents by name, each with its attached sessions, but those that the daemon issues:
-        people, callers over talk, emitters of jobs."""
+    def directory(
+        self,
+        attached: Mapping[SessionId, AgentId],
+        limit: int,
+        *,
+        after: str = "",
+        capability: str | None = None,
+        attached_only: bool = False,
+    ) -> list[AgentCard]:
+        """The next agents by name, each with its attached sessions, but those that the daemon
+        issues: people, callers over talk, emitters of jobs. Fewer than `limit`: there are no more.
+        """
+        wanted = (*_UNLISTED, after, capability, capability)
         sessions: defaultdict[AgentId, list[SessionCard]] = defaultdict(list)
         with self._snapshot():
-            at_work = set(self._all(_AT_WORK))
-            for agent_id, session_id, *rest in self._all(_SESSIONS, among(attached)):
-                at = ((session_id, state) in at_work for state in ("leased", "paused"))
-                sessions[agent_id].append(SessionCard(session_id, *rest, *at))
-            rows = self._all(_AGENTS, HUMAN_PREFIX, JOBS_AGENT, TALK_PREFIX)
+            if attached_only:
+                rows = self._all(_NEXT_OF_THESE, *wanted, among(set(attached.values())), limit)
+            else:
+                rows = self._all(_NEXT_AGENTS, *wanted, limit)
+            agents = {row[0] for row in rows}
+            in_work = self._all(_IN_WORK, among(agents))
+            theirs = [one for one, agent_id in attached.items() if agent_id in agents]
+            held = {(holder, state) for _, _, holder, state in in_work}
+            for agent_id, session_id, *rest in self._all(_SESSIONS, among(theirs)):
+                has = ((session_id, state) in held for state in ("leased", "paused"))
+                sessions[agent_id].append(SessionCard(session_id, *rest, *has))
+        of_agents = {agent_id: state for agent_id, session, _, state in in_work if session is None}
         return [
             AgentCard(
                 agent_id,
@@ -130,10 +166,15 @@ class DirectoryReader(Reader):
                 description,
                 tuple(decode_trusted(capabilities)),
                 last_seen_us,
+                of_agents.get(agent_id),
                 tuple(sessions[agent_id]),
             )
             for agent_id, name, description, capabilities, last_seen_us in rows
         ]
+
+    def is_agent(self, name: str) -> bool:
+        """Whether the directory has an agent of this name."""
+        return bool(self._all(_IS_AGENT, *_UNLISTED, name))
 
     def waiting_work(self, agent_id: AgentId, session_id: SessionId) -> WaitingWork:
         """By the rule of claims: work of one's own blocks everything else, and work that is
