@@ -39,11 +39,11 @@ _HINTS: Final[Mapping[str, str]] = MappingProxyType(
         "send": 'to is a list of agent or session ids, or ["*"]; kind info|request|response|ack; '
         "reply_to a claimed message is its reply",
         "recent": "newest first; reply_to: answers to your message",
-        "collect": "waits for answers to your request; repeatable",
+        "collect": "waits for answers to your request; timeout 0-45 s; repeatable",
         "agents": "all known",
         "describe": "what you know",
         "status": "per recipient",
-        "requests": "yours, unanswered",
+        "requests": "yours; state awaiting|overdue|unanswered",
         "human": "asks a person; stop meanwhile",
         "wait": "claims your next delivery; timeout 0-50 s",
         "ack": "finishes without an answer",
