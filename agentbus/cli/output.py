@@ -33,15 +33,23 @@ def console() -> Console:
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table of cells, each escaped for the terminal. `None` is shown as nothing."""
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    unbroken: str | None = None,
+) -> Table:
+    """A table of cells, each escaped for the terminal. `None` is shown as nothing.
+
+    `unbroken`: the column whose cells stay on one line, however narrow the terminal: ids to copy.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(title=Text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        drawn.add_column(Text(column), overflow="fold")
+        drawn.add_column(Text(column), overflow="fold", no_wrap=column == unbroken)
     for row in rows:
         drawn.add_row(*(Text("" if cell is None else for_terminal(cell)) for cell in row))
     return drawn

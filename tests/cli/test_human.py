@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agentbus.cli import output
+from agentbus.cli.admin import human_view
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_NOT_RUNNING, EXIT_OK, EXIT_USAGE
 from agentbus.encoding import decode_strict
 from agentbus.errors import ValidationError
@@ -215,6 +217,28 @@ def test_what_waits_is_listed_and_shown(
     assert [row["decision"]["action"] for row in decided] == ["cancel"]
     done = agentbus_admin(shared_bus, "human", "list", "--decided", "--limit", "1")
     assert "Decided (1)" in done.stdout
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_an_id_can_be_copied_from_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setattr(output, "WIDTH_OF_A_PIPE", width)
+    intervention_id = new_id()
+    human_view.print_waiting(
+        [
+            {
+                "intervention_id": intervention_id,
+                "version": 1,
+                "to": "Bob",
+                "session": "Bob2",
+                "from": "Ada",
+                "created_at": "2027-01-15T08:00:00.000Z",
+                "reason": "the action is external; information is missing; results conflict",
+            }
+        ]
+    )
+    assert intervention_id in capsys.readouterr().out
 
 
 def test_nobody_decides_what_has_changed_since_they_looked(

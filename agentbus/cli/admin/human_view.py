@@ -130,7 +130,7 @@ def print_replies(replies: list[dict[str, Any]]) -> None:
 
 
 def _print_rows(title: str, columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    console().print(table(title, columns, rows))
+    console().print(table(title, columns, rows, unbroken="Id"))
 
 
 def _agent(intervention: dict[str, Any]) -> str:
