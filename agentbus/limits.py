@@ -11,6 +11,8 @@ MIB = 1024 * KIB
 WHOLE_MAX = 2**63 - 1
 """The largest whole number that SQLite stores, so the largest that anything here may be."""
 
+PORT_MAX = 65535
+
 PROTOCOL_VERSION = 3
 """Version of the adapter-daemon protocol; both sides must agree exactly."""
 

@@ -14,19 +14,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from agentbus.cli.admin.numbers import optional_number
+from agentbus.cli.admin.numbers import optional_number, whole_number
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
 from agentbus.cli.job_view import JobView, PlainView, view
 from agentbus.cli.output import print_json
-from agentbus.errors import ValidationError
 from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.emitter import Cancellation
 from agentbus.jobs.events import SEQ_MAX, Succeeded, check_job_id, decode_event, encode_event
 from agentbus.jobs.inbox import Arrival, JobInbox
 from agentbus.jobs.running import exit_code, run_job
 from agentbus.jobs.settings import PREFIX
+from agentbus.limits import PORT_MAX
 
-PORT_MAX = 65535
 SILENCE_S = 2.0
 """Before a follower who sees nothing is told that it is waiting."""
 
@@ -86,7 +85,8 @@ def _interrupts(cancellation: Cancellation, abort: Cancellation) -> Iterator[Non
 
 
 def _tail(arguments: Arguments) -> int:
-    job_id, first = check_job_id(arguments["ID"]), _whole("--from", arguments["--from"], SEQ_MAX)
+    job_id = check_job_id(arguments["ID"])
+    first = whole_number(arguments["--from"], "--from", SEQ_MAX)
     inbox = JobInbox(job_id, first)
     with (
         closing(open_transport(arguments["--broker"])) as transport,
@@ -171,7 +171,7 @@ def _receive(arguments: Arguments) -> int:
     with CallbackReceiver(
         secret,
         host=arguments["--host"],
-        port=_whole("--port", arguments["--port"], PORT_MAX),
+        port=whole_number(arguments["--port"], "--port", PORT_MAX),
         welcome=None if wanted is not None else _print_all,
     ) as receiver:
         inbox = receiver.expect(check_job_id(wanted)) if wanted is not None else None
@@ -216,11 +216,3 @@ def _complain_of_missing(arrival: Arrival) -> None:
 def _print_line(arrival: Arrival) -> None:
     sys.stdout.write(encode_event(arrival.event).decode() + "\n")
     sys.stdout.flush()
-
-
-def _whole(option: str, given: str | None, maximum: int) -> int:
-    if given is None:
-        return 0
-    if given.isascii() and given.isdigit() and len(given) < 17 and int(given) <= maximum:
-        return int(given)
-    raise ValidationError(f"{option} must be 0 to {maximum}, not {given!r}")

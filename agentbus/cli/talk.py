@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from agentbus.cli.admin.numbers import whole_number
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, Arguments, complain
 from agentbus.cli.output import console, print_json, table
 from agentbus.cli.running import need_daemon, runtime_paths
 from agentbus.config import Config, default_path, load_config
 from agentbus.errors import ValidationError
-from agentbus.limits import KIB
+from agentbus.limits import KIB, PORT_MAX
 from agentbus.protocol.fields import check_name
 from agentbus.rules.talk import is_off, is_secret
 
@@ -54,7 +55,7 @@ def _serve(arguments: Arguments) -> int:
     service = Service(
         instance=check_name(arguments["--instance"], "--instance"),
         kind=arguments["--kind"] or KIND,
-        port=_whole(arguments["--port"] or "0", "--port", 65535),
+        port=whole_number(arguments["--port"], "--port", PORT_MAX),
         secret=_secret(arguments),
     )
     setup_logging(None, config.log_level)
@@ -83,14 +84,18 @@ def _send(arguments: Arguments) -> int:
     from agentbus.talk.command import DEPTH_VARIABLE, INSTANCE_VARIABLE
 
     config = _config(arguments)
-    own_name = arguments["--from"] or os.environ.get(INSTANCE_VARIABLE) or Path.cwd().name
-    depth = arguments["--depth"] or os.environ.get(DEPTH_VARIABLE, "0")
+    own_name = arguments["--from"]
+    if own_name is None:
+        own_name = os.environ.get(INSTANCE_VARIABLE) or Path.cwd().name
+    depth, said_by = arguments["--depth"], "--depth"
+    if depth is None:
+        depth, said_by = os.environ.get(DEPTH_VARIABLE), DEPTH_VARIABLE
     client = TalkClient(check_name(own_name, "--from"), config_path=config.path)
     try:
         reply = client.ask(
             check_name(arguments["--to"], "--to"),
             _prompt(arguments["PROMPT"]),
-            depth=_whole(depth, "--depth", DEPTH_MAX),
+            depth=whole_number(depth, said_by, DEPTH_MAX),
             url=arguments["--url"],
             secret=_secret(arguments),
             idempotency_key=arguments["--key"],
@@ -157,12 +162,6 @@ def _list(arguments: Arguments) -> int:
 def _config(arguments: Arguments) -> Config:
     given = arguments["--config"]
     return load_config(default_path() if given is None else Path(given))
-
-
-def _whole(text: str, what: str, maximum: int) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= maximum:
-        return int(text)
-    raise ValidationError(f"{what} must be 0 to {maximum}, not {text!r}")
 
 
 def _secret(arguments: Arguments) -> str | None:

@@ -34,21 +34,26 @@ def describe(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def check_name(name: str, what: str = "name") -> str:
-    """A channel, agent, type, thread or tag name: normalised to NFC, 1 to 128 bytes, printable."""
-    check_text(name, what)
+def check_name(name: str, what: str | None = None) -> str:
+    """A channel, agent, type, thread or tag name: normalised to NFC, 1 to 128 bytes, printable.
+
+    `what`: the error begins with it, where nobody puts the name of the field before it.
+    """
+    check_text(name, what or "name")
+    subject = "" if what is None else f"{what} "
     if not name.isascii():
         name = unicodedata.normalize("NFC", name)
     size_bytes = len(name) if name.isascii() else len(name.encode())
     if not 1 <= size_bytes <= NAME_BYTES:
         raise ValidationError(
-            f"must be 1 to {NAME_BYTES} bytes of UTF-8, this is {size_bytes} bytes"
+            f"{subject}must be 1 to {NAME_BYTES} bytes of UTF-8, this is {size_bytes} bytes"
         )
     if not name.isprintable():
         for character in name:
             if unicodedata.category(character) in ("Cc", "Zl", "Zp"):
                 raise ValidationError(
-                    f"must not hold control characters or line breaks (U+{ord(character):04X})"
+                    f"{subject}must not hold control characters or line breaks "
+                    f"(U+{ord(character):04X})"
                 )
     return name
 

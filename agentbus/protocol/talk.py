@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentbus.errors import TooLargeError, ValidationError
-from agentbus.limits import PEER_BODY_CHARACTERS, TALK_PREFIX
+from agentbus.limits import PEER_BODY_CHARACTERS, PORT_MAX, TALK_PREFIX
 from agentbus.protocol.fields import check_name
 from agentbus.protocol.session import Fields
-
-PORT_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True)

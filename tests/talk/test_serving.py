@@ -56,13 +56,25 @@ def test_failure_is_told_with_its_code_and_whether_to_try_again(bus: ThrowAwayBu
     [
         (("-",), "é" * 131_073, "the prompt on stdin is over 262144 bytes"),
         (("--depth", "00000000003", "hello"), "", "--depth must be 0 to 1000"),
+        (("--from", "", "hello"), "", "--from must be 1 to 128 bytes"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
     options: tuple[str, ...], stdin: str, complaint: str, bus: ThrowAwayBus
 ) -> None:
+    _refused(bus, options, complaint, typed=stdin)
+
+
+def test_depth_of_the_environment_that_makes_no_sense_is_refused(bus: ThrowAwayBus) -> None:
+    complaint = "AGENTBUS_TALK_DEPTH must be 0 to 1000, not 'deep'"
+    _refused(bus, ("hello",), complaint, AGENTBUS_TALK_DEPTH="deep")
+
+
+def _refused(
+    bus: ThrowAwayBus, options: tuple[str, ...], complaint: str, typed: str = "", **variables: str
+) -> None:
     sending = ["-m", "agentbus", "talk", "send", "--config", str(bus.config_path), "--to", "worker"]
-    refused = run([*sending, *options], bus.environment, typed=stdin)
+    refused = run([*sending, *options], {**bus.environment, **variables}, typed=typed)
     assert refused.returncode == 2
     assert complaint in refused.stderr
 
