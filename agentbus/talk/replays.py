@@ -48,7 +48,8 @@ class Replays:
     ) -> Answered | NotAnswered:
         """The first answer to this key. Raises ConflictError when it was for another prompt.
 
-        What `answer` raises is no answer: those who waited hear it, and the key is free again.
+        What `answer` raises is no answer, and neither is that nobody was there to give one: those
+        who waited hear it, and the key is free again.
         """
         self._forget_old()
         name, fingerprint = (caller, key), digest(prompt.encode())
@@ -71,6 +72,9 @@ class Replays:
                 future.cancel()
             raise
         future.set_result(answered)
+        if isinstance(answered, NotAnswered) and answered.code == "instance_unavailable":
+            del self._kept[name]
+            return answered
         kept.size_bytes = _size_bytes(answered)
         self._size_bytes += kept.size_bytes
         self._make_room()

@@ -72,6 +72,40 @@ def test_fault_is_no_answer(clock: FakeClock) -> None:
     asyncio.run(story())
 
 
+def test_that_nobody_was_there_to_answer_is_no_answer(clock: FakeClock) -> None:
+    async def story() -> None:
+        replays, run = Replays(60.0, clock), Counter()
+        full = NotAnswered("instance_unavailable", "256 commands are running here")
+
+        async def refuse() -> NotAnswered:
+            await run.gate.wait()
+            return full
+
+        run.gate.clear()
+        asking = [asyncio.create_task(replays.once("a", "k", "p", refuse)) for _ in range(3)]
+        await asyncio.sleep(0)
+        run.gate.set()
+        assert await asyncio.gather(*asking) == [full] * 3
+        assert await replays.once("a", "k", "another", run) == Answered("1")
+        assert await replays.once("a", "k", "another", run) == Answered("1")
+
+    asyncio.run(story())
+
+
+def test_failure_that_may_have_done_something_is_an_answer(clock: FakeClock) -> None:
+    async def story() -> None:
+        replays, run = Replays(60.0, clock), Counter()
+        failed = NotAnswered("timeout", "no answer within 60 s")
+
+        async def fail() -> NotAnswered:
+            return failed
+
+        assert await replays.once("a", "k", "p", fail) == failed
+        assert await replays.once("a", "k", "p", run) == failed
+
+    asyncio.run(story())
+
+
 def test_only_so_many_are_kept(clock: FakeClock) -> None:
     async def story() -> None:
         replays, run = Replays(60.0, clock), Counter()
