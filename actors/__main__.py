@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -23,6 +22,7 @@ from docopt import docopt
 from actors.detaching import detach
 from actors.system import System
 from agentbus.config import Config, load_config
+from agentbus.descriptors import raise_descriptor_limit
 from agentbus.errors import BusError, ForbiddenError
 from agentbus.logs import setup_logging
 from agentbus.store.connection import DatabaseUnusable
@@ -132,7 +132,7 @@ def _serve(
     foreground: bool,
 ) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    _raise_descriptor_limit()
+    raise_descriptor_limit()  # about four per attachment
     system = System(config, paths, lock)
     signals = _catch_signals()
     system.start()
@@ -199,16 +199,6 @@ def _refuse(problem: str, code: int) -> int:
         with contextlib.suppress(ForbiddenError):
             note_refusal(runtime_directory(os.environ, os.getuid()), problem)
     return code
-
-
-def _raise_descriptor_limit() -> None:
-    """About four descriptors per attachment; the usual soft limit is too small for many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):
-            _log.info("descriptor limit stays at %d", soft)
 
 
 if __name__ == "__main__":

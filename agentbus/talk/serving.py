@@ -20,6 +20,7 @@ import uvicorn
 
 from agentbus.clock import SystemClock
 from agentbus.config import Config
+from agentbus.descriptors import raise_descriptor_limit
 from agentbus.errors import ConflictError, UnavailableError
 from agentbus.limits import SHUTDOWN_GRACE_SECONDS
 from agentbus.processes import start_mark
@@ -32,6 +33,10 @@ from agentbus.talk.replays import Replays
 from agentbus.talk.server import GRACE_S, TalkServer, TalkSettings
 
 SECRET_BYTES: Final = 16
+
+DESCRIPTORS: Final = 8 * CONNECTIONS
+"""Of each connection one, of the command that answers it three pipes and a selector, and as many
+again: half of them may belong to callers that have gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ def serve(
 
     Raises ConflictError when the name or the port is taken, BusError when there is no daemon.
     """
+    raise_descriptor_limit(DESCRIPTORS)
     with listen(service.port) as listener:
         port = listener.getsockname()[1]
         secret = service.secret or secrets.token_hex(SECRET_BYTES)

@@ -22,6 +22,7 @@ LEVELS: dict[str, float] = {
     "agentbus.settings": 1,
     "agentbus.config": 1,
     "agentbus.clock": 1,
+    "agentbus.descriptors": 1,
     "agentbus.processes": 1,
     "agentbus.command_guard": 1,
     "agentbus.command_run": 1,
