@@ -88,14 +88,14 @@ class CommandHandler:
             ended = run_command(
                 self._argv,
                 delegation.prompt.encode(),
-                delegation.within_s,
+                delegation.work_s,
                 self._cancellation,
                 _LIMITS,
                 guard=self._guard,
                 environment=environment,
             )
         except RunTimedOutError as error:
-            return NotAnswered("timeout", f"no answer within {delegation.within_s:g} s: {error}")
+            return NotAnswered("timeout", f"no answer within {delegation.work_s:g} s: {error}")
         except RunCancelledError:
             return NotAnswered("instance_unavailable", "the server was stopped meanwhile")
         except RunFailedError as error:

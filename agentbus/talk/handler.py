@@ -7,7 +7,11 @@ must not block it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+SPARE_S: Final = 1.0
+"""Taken off the time of a question, at most a tenth: its caller, who mostly waits as long and began
+before, shall still hear how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,11 @@ class Delegation:
     depth: int
     within_s: float
     key: str | None = None
+
+    @property
+    def work_s(self) -> float:
+        """The time for what answers."""
+        return self.within_s - min(SPARE_S, self.within_s / 10)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,6 @@ _log = logging.getLogger(__name__)
 AT_ONCE: Final = CONNECTIONS
 """Under way, those of callers that have gone included; more are refused."""
 
-SPARE_S: Final = 1.0
-"""Taken off the time of a question, at most a tenth: the caller shall still hear how it stands."""
-
 RETRY_S: Final = 0.5
 """Between two attempts while there is no daemon, or it recovers."""
 
@@ -88,8 +85,7 @@ class PeerHandler:
 
     async def _answer(self, delegation: Delegation) -> Answered | NotAnswered:
         loop = asyncio.get_running_loop()
-        within_s = delegation.within_s - min(SPARE_S, delegation.within_s / 10)
-        deadline_s = loop.time() + within_s
+        deadline_s = loop.time() + delegation.work_s
         was_sent = False
         while True:
             try:
