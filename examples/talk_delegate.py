@@ -5,7 +5,8 @@
     AGENTBUS_RUNTIME_DIR=/tmp/try .venv/bin/python examples/talk_delegate.py --config try.json
 
 The configuration has to say who may talk:
-{"talk_peers": ["reviewer", "example-agent", "example-script"]}.
+{"talk_peers": ["reviewer", "example-agent", "example-script"]}. The last command uses a bus of its
+own; try.json has `"data_directory": "/tmp/try/data"` as well.
 
 The agent is an MCP client, as in `peer_request.py`; what it does between its calls is what a model
 does. The command is this file again. In its place would be a script that gives the prompt on its

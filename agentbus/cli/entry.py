@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ def parse(usage: str, argv: Sequence[str] | None) -> Arguments:
 
 def _what_is_wrong(usage: str, given: Sequence[str]) -> str:
     """docopt says no more than that it found no usage that fits."""
-    known = usage.replace("[", " ").replace("]", " ").split()
+    known = re.split(r"[\s\[\]()|]+", usage)
     options = [word.partition("=")[0] for word in given if word.startswith("-")]
     unknown = next((option for option in options if option not in known), None)
     if not given:

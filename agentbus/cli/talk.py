@@ -124,7 +124,7 @@ def _text(arguments: Arguments, text: str, about: dict[str, Any]) -> int:
     if arguments["--json"]:
         print_json({"text": text, **about})
     else:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        print(text, end="" if text.endswith("\n") else "\n")
     return EXIT_OK
 
 

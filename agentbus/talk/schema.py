@@ -99,9 +99,12 @@ def parse_request(body: bytes) -> TalkRequest:
     key = _optional_text(ext, "idempotencyKey")
     if key is not None and not 1 <= len(key.encode()) <= KEY_BYTES:
         raise ValidationError(f"ext.idempotencyKey must have 1 to {KEY_BYTES} bytes")
+    session = _optional_text(ext, "session")
+    if session == "":
+        raise ValidationError("ext.session must be text that is not empty, or left out")
     # As the bus writes names: another spelling of one is no other caller.
     caller = unicodedata.normalize("NFC", from_instance)
-    return TalkRequest(caller, prompt, depth, _optional_text(ext, "session"), key)
+    return TalkRequest(caller, prompt, depth, session, key)
 
 
 def encode_response(response: TalkResponse) -> bytes:

@@ -171,16 +171,19 @@ class TalkServer:
         given = request.headers.get("authorization", "").encode("latin-1")
         if not hmac.compare_digest(given, self._authorization):
             raise _RefusedError("auth_failed", "the secret of this instance is required")
+        caller = shown(question.from_instance)
         if not is_peer(peers, question.from_instance):
-            raise _RefusedError("peer_not_allowed", "talk_peers does not have the caller")
+            raise _RefusedError("peer_not_allowed", f"talk_peers here does not have {caller}")
         try:
             depth = await self._callers.depth_of(question.from_instance, question.session)
         except BusError as error:
-            caller = shown(question.from_instance)
             _log.warning("cannot ask who %s is: %s", caller, error.message)
             raise _RefusedError("internal_error", "cannot find out who asks; try again") from None
         if depth is None:
-            error_text = "another instance of that name is served here; prove it by ext.session"
+            error_text = (
+                f"{caller} is an instance that is served here, and this is not it; take another "
+                "name, or prove it by ext.session"
+            )
             raise _RefusedError("peer_not_allowed", error_text)
         question = replace(question, depth=max(question.depth, depth))
         if is_too_deep(question.depth, self._settings.max_depth):

@@ -35,6 +35,10 @@ def test_version_is_told(stopped_bus: ThrowAwayBus) -> None:
         (["stop", "now"], "these arguments do not go together"),
         (["stop", "--yes"], "these arguments do not go together"),
         (["reset", "--keep"], "there is no option '--keep'"),
+        (
+            ["talk", "serve", "--instance", "w", "--peer", "--exec", "cat"],
+            "these arguments do not go together",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_that_says_what_and_exit_code_2(

@@ -87,6 +87,7 @@ def test_what_others_add_is_ignored(changes: dict[str, Any]) -> None:
         {"ext": None},
         {"ext": []},
         {"ext": {"session": 1}},
+        {"ext": {"session": ""}},
         {"ext": {"idempotencyKey": ""}},
         {"ext": {"idempotencyKey": "é" * (KEY_BYTES // 2) + "x"}},
     ],

@@ -306,7 +306,9 @@ def test_peers_are_read_from_the_file_for_every_question(server: RunningServer) 
     server.set_peers([])
     assert post(server.port, question()).code == "bus_disabled"
     server.set_peers(["somebody"])
-    assert post(server.port, question()).code == "peer_not_allowed"
+    refused = post(server.port, question(fromInstance="review\ner"))
+    assert refused.code == "peer_not_allowed"
+    assert '"review\\ner"' in refused.document["error"], "who may not have known its own name"
     server.set_peers(["somebody", "reviewer"])
     assert post(server.port, question()).status == 200
     server.config_path.write_text('{"talk_peers": tru')

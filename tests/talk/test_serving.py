@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 from agentbus.encoding import decode_strict
 from agentbus.talk import TalkError
 from agentbus.talk.registry import DaemonRegistry
+from agentbus.talk.serving import DESCRIPTORS
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
 from tests.cli.command import agentbus, run
 from tests.eventually import eventually
@@ -77,6 +80,29 @@ def _refused(
     refused = run([*sending, *options], {**bus.environment, **variables}, typed=typed)
     assert refused.returncode == 2
     assert complaint in refused.stderr
+
+
+def test_nobody_need_read_the_answer(bus: ThrowAwayBus, worker: Serving) -> None:
+    sending = f"agentbus talk send --config {bus.config_path} --to worker --from reviewer hello"
+    closed = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m {sending} >&-"],
+        env=dict(bus.environment),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_as_many_descriptors_as_commands_need_are_asked_for(bus: ThrowAwayBus) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    tell = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # as it mostly is
+    try:
+        with Serving(bus, "frugal", sys.executable, "-c", tell):
+            assert int(client(bus).ask("frugal", "how many?").text) == enough
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_list_shows_what_is_served(bus: ThrowAwayBus, worker: Serving) -> None:
