@@ -219,6 +219,7 @@ class BrokerFeed:
         self._log = log
         self._url = url
         self._transport = open_transport(url)
+        self._was_told = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="job events", daemon=True)
 
@@ -246,16 +247,23 @@ class BrokerFeed:
         self._transport.close()
 
     def cancel(self) -> bool:
+        """On a thread of its own: a broker that has gone must not keep the parent from killing."""
+        asking = threading.Thread(target=self._cancel, name="job cancel", daemon=True)
+        asking.start()
+        asking.join(SETTLE_S)
+        return self._was_told
+
+    def _cancel(self) -> None:
         try:
             self._transport.cancel(self._inbox.job_id, "cancelled by the parent")
+            self._was_told = True
         except BusError as error:
             self._log(error.message)
-            return False
-        return True
 
     def lost(self, event: Failed) -> None:
         try:
             with closing(open_transport(self._url)) as transport:
+                transport.has_begun(event.job_id)  # says soon when the broker has gone
                 document = encode_event(event)
                 transport.publish(event.job_id, event.seq, document, is_terminal=True)
         except BusError as error:  # then their deadlines tell them

@@ -231,6 +231,36 @@ def test_a_second_ctrl_c_kills_what_does_not_listen() -> None:
     assert (end.code, end.synthetic) == ("cancelled", True)
 
 
+@pytest.mark.parametrize("name", ["nats", "redis"])
+def test_a_second_ctrl_c_kills_also_when_the_broker_has_gone(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Neither the cancel, nor the last look, nor the end that nobody else wrote is waited for."""
+    server: Server = request.getfixturevalue(name)
+    with subprocess.Popen(
+        command("accepted", "hang", sink=server.url),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        server.kill()
+        try:
+            running.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                running.wait(1)  # two signals at once are one
+            running.send_signal(signal.SIGINT)
+            rest, complaints = running.communicate(timeout=35)
+        finally:
+            server.start()
+    end = decode_event(rest.splitlines()[-1])
+    assert isinstance(end, Failed)
+    assert (end.code, end.synthetic) == ("cancelled", True)
+    assert "Traceback" not in complaints
+
+
 def test_a_terminal_shows_a_bar_and_what_a_tool_says_moves_no_cursor() -> None:
     ours, theirs = pty.openpty()
     words = ("accepted", "progress:\x1b[31mred", "warning", "succeeded")

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -112,8 +113,10 @@ class NatsTransport:
         self._loop.call_soon_threadsafe(begin)
 
     def close(self) -> None:
-        with suppress(SinkError), _errors("be closed"):
+        with suppress(SinkError), _errors("close"):
             self._run(self._close(), ACKNOWLEDGE_S)
+        with suppress(SinkError), _errors("end"):
+            self._run(_end_tasks(), ACKNOWLEDGE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -126,6 +129,8 @@ class NatsTransport:
         except TimeoutError:
             running.cancel()
             raise
+        except CancelledError:
+            raise SinkError("the connection to NATS was closed meanwhile") from None
 
     async def jetstream(self) -> JetStreamContext:
         """Connected, with a stream for the subjects."""
@@ -266,6 +271,14 @@ async def _ensure_stream(stream: JetStreamContext) -> None:
                 )
             )
             return
+
+
+async def _end_tasks() -> None:
+    """What the client leaves behind when its server has gone would be complained of at exit."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ignore(error: Exception) -> None:

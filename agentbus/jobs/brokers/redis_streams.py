@@ -8,6 +8,7 @@ repeat. The caller's thread; one more while a job listens for its cancel.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
@@ -31,8 +32,11 @@ COMMAND_S: Final = 5.0
 RETRIES: Final = 20
 """With pauses up to 2 s: half a minute, in which a Redis that restarts is back."""
 
-FIRST_RETRIES: Final = 5
-"""Of the first question, some seconds: most who cannot be reached then were never there."""
+FEW_RETRIES: Final = 1
+"""Of who reads, as that looks by itself whether to go on."""
+
+PATIENCE_S: Final = 30.0
+"""How long a reader waits for a Redis that has gone."""
 
 _FIELD: Final = b"event"
 _CONTROL_ENTRIES: Final = 16
@@ -65,15 +69,25 @@ class RedisTransport:
             self._check_repeat(key, entry, event, job_id, seq)
 
     def has_begun(self, job_id: str) -> bool:
-        with _errors("show the job"), closing(self._connect(FIRST_RETRIES)) as client:
+        with _errors("show the job"), closing(self._connect(FEW_RETRIES)) as client:
             return bool(client.exists(events_name(job_id)))
 
     def follow(self, job_id: str, from_seq: int, stop: threading.Event) -> Iterator[bytes]:
-        key, last = events_name(job_id), f"{from_seq}-0"
-        while not stop.is_set():
-            for entry, fields in self._read(self._client, key, last):
-                last = entry
-                yield fields[_FIELD]
+        key, last, answered_s = events_name(job_id), f"{from_seq}-0", time.monotonic()
+        with closing(self._connect(FEW_RETRIES)) as client:
+            while not stop.is_set():
+                with _errors(f"show {key}"):
+                    try:
+                        entries = _read(client, key, last)
+                    except (redis.ConnectionError, redis.TimeoutError):
+                        if time.monotonic() - answered_s > PATIENCE_S:
+                            raise
+                        stop.wait(LOOK_S)
+                        continue
+                answered_s = time.monotonic()
+                for entry, fields in entries:
+                    last = entry
+                    yield fields[_FIELD]
 
     def cancel(self, job_id: str, reason: str) -> None:
         with _errors("keep the cancel"):
@@ -113,12 +127,12 @@ class RedisTransport:
 
     def _listen(self, job_id: str, cancelled: Callable[[str], None]) -> None:
         key, last = control_name(job_id), "0-0"
-        client = self._connect()
+        client = self._connect(FEW_RETRIES)
         try:
             while not self._stop.is_set():
                 try:
-                    entries = self._read(client, key, last)
-                except SinkError:
+                    entries = _read(client, key, last)
+                except redis.RedisError:
                     self._stop.wait(LOOK_S)  # no cancel comes from a broker that has gone
                     continue
                 for entry, fields in entries:
@@ -130,16 +144,16 @@ class RedisTransport:
             with suppress(redis.RedisError, OSError):
                 client.close()
 
-    def _read(self, client: redis.Redis, key: str, last: str) -> list[tuple[str, dict[bytes, Any]]]:
-        """The entries after `last`; none after a moment without any."""
-        with _errors(f"show {key}"):
-            answer: Any = client.xread({key: last}, count=_READ_EVENTS, block=int(LOOK_S * 1000))
-        streams = answer.items() if isinstance(answer, dict) else answer or ()
-        entries: list[tuple[str, dict[bytes, Any]]] = []
-        for _, found in streams:
-            for batch in found if isinstance(answer, dict) else [found]:
-                entries += [(entry.decode(), fields) for entry, fields in batch]
-        return entries
+
+def _read(client: redis.Redis, key: str, last: str) -> list[tuple[str, dict[bytes, Any]]]:
+    """The entries after `last`; none after a moment without any."""
+    answer: Any = client.xread({key: last}, count=_READ_EVENTS, block=int(LOOK_S * 1000))
+    streams = answer.items() if isinstance(answer, dict) else answer or ()
+    entries: list[tuple[str, dict[bytes, Any]]] = []
+    for _, found in streams:
+        for batch in found if isinstance(answer, dict) else [found]:
+            entries += [(entry.decode(), fields) for entry, fields in batch]
+    return entries
 
 
 @contextmanager
