@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from agentbus.clock import Clock, SystemClock
 from agentbus.errors import ConflictError, JobClosedError, TooLargeError, ValidationError
@@ -33,6 +33,7 @@ from agentbus.jobs.events import (
     check_job_id,
     encode_event,
     is_terminal,
+    plain_result,
     timestamp,
 )
 from agentbus.jobs.sinks.base import Sink
@@ -152,7 +153,9 @@ class JobEmitter(Generic[ResultT, StageT, CodeT]):
 
     def succeeded(self, result: ResultT, artifacts: Sequence[ArtifactRef] = ()) -> Succeeded:
         """The end, with the result: any JSON up to 1 MiB, larger things as artifacts."""
-        value = redact_json(result, self._redactor) if self._redact_results else result
+        value: Any = result
+        if self._redact_results:
+            value = redact_json(plain_result(result), self._redactor)
         return self._emit(
             lambda seq, ts: Succeeded(
                 job_id=self.job_id, seq=seq, ts=ts, result=value, artifacts=tuple(artifacts)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
-from agentbus.encoding import check_text, decode_strict, encode, encode_canonical
+from agentbus.encoding import check_text, decode_strict, decode_trusted, encode, encode_canonical
 from agentbus.errors import TooLargeError, ValidationError
 from agentbus.limits import KIB, MIB, NAME_BYTES
 from agentbus.rules.jobs import JOB_CHANNEL_PREFIX
@@ -182,10 +182,14 @@ def artifact_data(ref: ArtifactRef) -> dict[str, Any]:
 
 
 def encode_event(event: Event) -> bytes:
-    """Compact JSON of a checked event. Raises ValidationError or TooLargeError."""
+    """Compact JSON that a receiver will not refuse. Raises ValidationError or TooLargeError."""
     data = event_data(event)
     parse_event(data)
-    return encode(data)
+    document = encode(data)
+    if isinstance(event, Succeeded):  # a tool may put anything there
+        _refuse_not_finite(event.result)
+        decode_event(document)
+    return document
 
 
 def decode_event(document: bytes | str) -> Event:
@@ -277,6 +281,30 @@ def check_result(value: Any) -> Any:
             "store it as an artifact and refer to that"
         )
     return value
+
+
+def plain_result(value: Any) -> Any:
+    """The JSON data that the encoder makes of a result, which may hold dataclasses and the like."""
+    _refuse_not_finite(value)
+    return decode_trusted(encode(value))
+
+
+def _refuse_not_finite(value: Any) -> None:
+    """Of what would become `null` without a word."""
+    if isinstance(value, float):
+        if not isfinite(value):
+            raise ValidationError(
+                f"the result holds {value}, which is not JSON; give it as text or leave it out"
+            )
+    elif isinstance(value, dict):
+        for item in value.values():
+            _refuse_not_finite(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_not_finite(item)
+    elif is_dataclass(value):
+        for name in value.__dataclass_fields__:
+            _refuse_not_finite(getattr(value, name))
 
 
 class _Fields:

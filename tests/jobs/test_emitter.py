@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import pytest
@@ -178,6 +179,11 @@ def test_text_is_redacted_and_then_cut(sink: KeepingSink) -> None:
     assert len(failed.message) == 2000
 
 
+@dataclass(frozen=True)
+class Typed:
+    key: str
+
+
 def test_a_result_is_redacted_only_when_asked_for(sink: KeepingSink) -> None:
     plain: Emitter = JobEmitter(sink, "j")
     plain.accepted("u")
@@ -185,6 +191,9 @@ def test_a_result_is_redacted_only_when_asked_for(sink: KeepingSink) -> None:
     careful: Emitter = JobEmitter(sink, "k", redact_results=True)
     careful.accepted("u")
     assert careful.succeeded({"key": [SECRET]}).result == {"key": [REDACTED]}
+    typed: Emitter = JobEmitter(sink, "l", redact_results=True)
+    typed.accepted("u")
+    assert typed.succeeded(Typed(SECRET)).result == {"key": REDACTED}
 
 
 def test_a_tool_may_have_a_redactor_of_its_own(sink: KeepingSink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from agentbus.jobs.events import (
     parse_event,
     timestamp,
 )
+from agentbus.limits import JSON_DEPTH
 
 COMMON = {"job_id": "job-1", "seq": 0, "ts": "2026-01-02T03:04:05.678Z"}
 ARTIFACT = {"uri": "s3://b/k", "sha256": "0f" * 32, "bytes": 0, "content_type": "text/plain"}
@@ -172,6 +174,46 @@ def test_an_emitter_cannot_encode_what_a_receiver_would_refuse() -> None:
         encode_event(Progress(**COMMON, stage="s", pct=101))  # type: ignore[arg-type]
     with pytest.raises(ValidationError):
         encode_event(Succeeded(**COMMON, result={1, 2}))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measured:
+    length: float
+    name: str = "x"
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        nested(JSON_DEPTH),
+        "nul\0",
+        {"nul\0": 1},
+        2**64,
+        float("nan"),
+        [{"a": (1, float("inf"))}],
+        Measured(float("-inf")),
+        Measured(1.0, "\0"),
+        b"bytes",
+        {1: 2},
+    ],
+)
+def test_a_result_that_no_receiver_takes_is_refused_where_its_tool_can_still_say_so(
+    result: Any,
+) -> None:
+    with pytest.raises(ValidationError):
+        encode_event(Succeeded(**COMMON, result=result))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("result", [nested(JSON_DEPTH - 1), (1, 2), Measured(0.5), -(2**63), None])
+def test_whatever_leaves_as_a_result_is_taken(result: Any) -> None:
+    decode_event(encode_event(Succeeded(**COMMON, result=result)))  # type: ignore[arg-type]
 
 
 def test_the_fingerprint_is_of_the_content_not_of_its_spelling() -> None:
