@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 
 from agentbus.cli.admin.numbers import optional_number, whole_number
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
@@ -168,11 +169,12 @@ def _receive(arguments: Arguments) -> int:
     secret = os.environ.get(PREFIX + "CALLBACK_SECRET") or None
     wanted = arguments["--job"]
     shown = PlainView()
+    trouble: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     with CallbackReceiver(
         secret,
         host=arguments["--host"],
         port=whole_number(arguments["--port"], "--port", PORT_MAX),
-        welcome=None if wanted is not None else _print_all,
+        welcome=None if wanted is not None else partial(_print_beside, trouble),
     ) as receiver:
         inbox = receiver.expect(check_job_id(wanted)) if wanted is not None else None
         if secret is None:
@@ -181,15 +183,25 @@ def _receive(arguments: Arguments) -> int:
         try:
             if inbox is not None:
                 return _print_to_end(inbox)
-            threading.Event().wait()
+            raise trouble.get()
         except KeyboardInterrupt:
             pass
     return EXIT_INTERRUPTED if inbox is not None else EXIT_OK
 
 
-def _print_all(inbox: JobInbox) -> None:
-    """Every job's events are printed by a thread of its own: an event is one write."""
-    threading.Thread(target=_print_to_end, args=(inbox,), daemon=True).start()
+def _print_beside(trouble: queue.SimpleQueue[BaseException], inbox: JobInbox) -> None:
+    """Every job's events are printed by a thread of its own: an event is one write.
+
+    What cannot be printed must not be taken any more, so it ends the whole.
+    """
+
+    def print_all() -> None:
+        try:
+            _print_to_end(inbox)
+        except OSError as error:
+            trouble.put(error)
+
+    threading.Thread(target=print_all, name="job events", daemon=True).start()
 
 
 def _print_to_end(inbox: JobInbox) -> int:

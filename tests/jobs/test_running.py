@@ -335,6 +335,18 @@ def test_receive_without_a_job_takes_all_until_it_is_interrupted() -> None:
         assert running.wait(COMMAND_S) == 0
 
 
+def test_receive_ends_when_nobody_reads_what_it_prints() -> None:
+    """It would go on taking events that nobody gets."""
+    with receiving() as (running, url):
+        assert running.stdout is not None
+        running.stdout.close()
+        sink = CallbackSink(destination(url.replace("JOB_ID", "one")))
+        sink.emit(Accepted(job_id="one", seq=0, ts=TS, url="u"))
+        assert running.wait(COMMAND_S) == 1
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+
+
 def test_tail_and_cancel_reach_a_job_on_a_broker(broker: Server) -> None:
     job_id = f"job-{uuid.uuid4()}"
     at = [job_id, "--broker", broker.url]
