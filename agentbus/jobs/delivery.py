@@ -37,6 +37,7 @@ RETRY_AFTER_MAX_MS: Final = 60_000
 _RETRIED: Final = frozenset((408, 425, 429))
 """Beside 5xx: the answers that a repeat may change."""
 
+_TOO_LARGE: Final = 413
 _ANSWER_BYTES: Final = 2000
 
 
@@ -66,9 +67,10 @@ class NotNow:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No repeat will help."""
+    """No repeat will help. `is_too_large`: the receiver said that it has not taken it for that."""
 
     why: str
+    is_too_large: bool = False
 
 
 Outcome: TypeAlias = Delivered | NotNow | Refused
@@ -117,7 +119,7 @@ def attempt(to: Destination, job_id: str, seq: int, body: bytes, now_s: int) -> 
             why = f"{to.target.authority} answered {response.status}"
             if response.status in _RETRIED or response.status >= 500:
                 return NotNow(why, _retry_after_ms(response.headers, now_s))
-            return Refused(why + _words(response.glimpse()))
+            return Refused(why + _words(response.glimpse()), response.status == _TOO_LARGE)
     except DeliveryRefusedError as error:
         return Refused(error.message)
     except NoAnswerError as error:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from agentbus.errors import ForbiddenError, ValidationError
-from agentbus.jobs import DeliveryRefusedError, SinkError
+from agentbus.errors import ForbiddenError, TooLargeError, ValidationError
+from agentbus.jobs import DeliveryRefusedError, JobEmitter, SinkError
 from agentbus.jobs.delivery import (
     BACKOFF_MAX_MS,
     RETRY_AFTER_MAX_MS,
@@ -177,6 +177,16 @@ def test_anything_else_fails_at_once(status: int) -> None:
     assert len(server.got) == 1
     assert str(status) in caught.value.message
     assert not caught.value.retryable
+
+
+def test_a_job_whose_result_its_receiver_finds_too_large_can_still_fail() -> None:
+    with ScriptedServer(Answer(200), Answer(413), Answer(200)) as server:
+        job: JobEmitter[str, str, str] = JobEmitter(sink(server.url), "j")
+        job.accepted("u")
+        with pytest.raises(TooLargeError, match="413"), job:
+            job.succeeded("x" * 1000)
+        assert [got.headers["idempotency-key"] for got in server.got] == ["j:0", "j:1", "j:1"]
+        assert b'"failed"' in server.got[2].body
 
 
 def test_a_refusal_stays_one_when_its_body_never_comes() -> None:

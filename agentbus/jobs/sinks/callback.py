@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from agentbus.clock import Clock, SystemClock
-from agentbus.errors import ValidationError
+from agentbus.errors import TooLargeError, ValidationError
 from agentbus.jobs.delivery import Delivered, Destination, NotNow, Refused, attempt, backoff_ms
 from agentbus.jobs.errors import DeliveryRefusedError, SinkError
 from agentbus.jobs.events import Event, encode_event, is_terminal
@@ -51,6 +51,8 @@ class CallbackSink:
             match attempt(self._to, event.job_id, event.seq, body, now_s):
                 case Delivered():
                     return
+                case Refused(why, is_too_large=True):
+                    raise TooLargeError(f"event {event.seq} was not delivered: {why}")
                 case Refused(why):
                     raise DeliveryRefusedError(f"event {event.seq} was not delivered: {why}")
                 case NotNow(why, retry_after_ms):
