@@ -310,6 +310,7 @@ def _take(
         return
     if only_own and event.job_id != inbox.job_id:
         return
+    inbox.wait_room()
     try:
         inbox.put(event)
     except BusError as error:

@@ -10,10 +10,14 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Final
 
 from agentbus.errors import ConflictError, JobClosedError
 from agentbus.jobs.events import Event, Terminal, check_job_id, fingerprint, is_terminal
 from agentbus.rules.jobs import JobOrder, Missing, Verdict
+
+UNREAD_MAX: Final = 10_000
+"""Events that wait for a slow reader before who brings them, and so their tool, waits too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class JobInbox:
         self._arrived: deque[Arrival] = deque()
         self._changed = threading.Condition()
         self._terminal: Terminal | None = None
+        self._is_ending = False
 
     @property
     def terminal(self) -> Terminal | None:
@@ -75,6 +80,17 @@ class JobInbox:
             self._changed.notify_all()
             return True
 
+    def wait_room(self) -> None:
+        """Wait while too many are unread; for who can wait before it takes the next event."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._arrived) < UNREAD_MAX or self._is_ending)
+
+    def lift_bound(self) -> None:
+        """The tool has ended: what is still on its way may come, though nobody reads now."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+
     def next(self, within_s: float) -> Arrival | None:
         """The next one; None when none comes in time."""
         deadline_s = time.monotonic() + within_s
@@ -84,6 +100,8 @@ class JobInbox:
                 if left_s <= 0:
                     return None
                 self._changed.wait(left_s)
+            if len(self._arrived) == UNREAD_MAX:
+                self._changed.notify_all()
             return self._arrived.popleft()
 
     def wait_terminal(self, within_s: float) -> Terminal | None:

@@ -105,6 +105,7 @@ def run_job(
     finally:
         if tool is not None:
             tool.kill()
+        inbox.lift_bound()
         feed.finish()
     while arrival := inbox.next(0):
         show(arrival)

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 
 from agentbus.encoding import decode_strict
 from agentbus.jobs import Accepted, Event, Failed, Succeeded, Warned, decode_event, encode_event
+from agentbus.jobs import inbox as inbox_module
 from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.delivery import destination
 from agentbus.jobs.events import EVENT_BYTES
@@ -501,6 +503,25 @@ def test_the_last_events_of_a_tool_are_waited_for_as_long_as_they_come() -> None
 
     settle(inbox, is_over)
     assert inbox.next_seq == 3
+
+
+def test_a_slow_reader_makes_those_wait_who_bring_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "UNREAD_MAX", 3)
+    inbox = JobInbox("j")
+
+    def bring() -> None:
+        for seq in range(7):
+            inbox.wait_room()
+            inbox.put(Warned(job_id="j", seq=seq, ts=TS, message="m"))
+
+    bringing = threading.Thread(target=bring)
+    bringing.start()
+    for read in range(3):
+        eventually(lambda: inbox.next_seq == 3 + read)  # noqa: B023
+        assert inbox.next(0) is not None
+    inbox.lift_bound()
+    bringing.join(COMMAND_S)
+    assert inbox.next_seq == 7
 
 
 def test_a_parent_that_is_killed_leaves_a_tool_that_goes_on(tmp_path: Path) -> None:
