@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -356,7 +356,10 @@ class Calls:
             return error_answer(told.error)
         if not with_header:
             return answer(told.body)
-        header = call.header().data()
+        shown = call.header()
+        if told.waiting is not None:
+            shown = replace(shown, peer=told.waiting)
+        header = shown.data()
         body = header | told.body
         if isinstance(operation, PeerWait):
             if told.body["delivery"] is not None or told.body["notices"]:

@@ -15,6 +15,7 @@ from agentbus.harnesses.evidence import Limits
 from tests.adapter.in_process import Adapter, scenario
 from tests.adapter.peer_answers import (
     NOTHING,
+    PROGRESS,
     RECEIPT,
     claimed,
     notice,
@@ -127,6 +128,75 @@ async def test_a_new_attachment_counts_anew_and_wakes_nobody_for_what_waited_bef
         while (await adapter.use("whoami")).get("peer") != 3:
             await asyncio.sleep(0.005)
     assert woken == [3]
+
+
+async def count_heard(daemon: ScriptedDaemon, adapter: Adapter, count: int) -> None:
+    """The daemon has told that so much waits."""
+    daemon.tell("peer_waiting", session_id="session-1", generation=1, count=count)
+    async with asyncio.timeout(10):
+        while adapter.conversation.peer.waiting != count:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "told", "left"),
+    [
+        ("ack", {}, {"state": "acked"}, 1),
+        ("reply", {"body": "b", "idempotency_key": "k"}, RECEIPT, 1),
+        ("reply", {"body": "b", "idempotency_key": "k", "ack": False}, RECEIPT, 2),
+        ("progress", {"summary": "s", "idempotency_key": "k"}, PROGRESS, 2),
+        ("human", {"reason": "unsure"}, {"status": "paused"}, 0),
+    ],
+)
+def test_what_a_call_has_finished_waits_no_more_in_its_own_result(
+    op: str, args: dict[str, Any], told: dict[str, Any], left: int
+) -> None:
+    """The daemon counts anew a moment later. Who believed the old count would wait for nothing."""
+
+    @scenario
+    async def play(daemon: ScriptedDaemon, adapter: Adapter) -> None:
+        daemon.answers["peer"] = [claimed(), told]
+        assert "peer" not in await adapter.use("whoami")
+        await count_heard(daemon, adapter, 2)
+        assert (await adapter.peer("wait"))["peer"] == 2
+        assert (await adapter.peer(op, delivery_id="d1", **args)).get("peer", 0) == left
+        assert (await adapter.use("whoami"))["peer"] == 2, "until the daemon says otherwise"
+
+    play()
+
+
+@scenario
+async def test_a_count_that_comes_before_the_answer_is_the_newer_one(
+    daemon: ScriptedDaemon, adapter: Adapter
+) -> None:
+    release = asyncio.Event()
+    daemon.answers["peer"] = [claimed(), After(release, {"state": "acked"})]
+    assert "peer" not in await adapter.use("whoami")
+    await count_heard(daemon, adapter, 2)
+    await adapter.peer("wait")
+    acking = asyncio.create_task(adapter.peer("ack", delivery_id="d1"))
+    await daemon.until("peer", 2)
+    await count_heard(daemon, adapter, 1)
+    release.set()
+    assert (await acking)["peer"] == 1
+
+
+@pytest.mark.parametrize("op", ["collect", "recent"])
+def test_answers_that_a_result_shows_wait_no_more_in_it(op: str) -> None:
+    @scenario
+    async def play(daemon: ScriptedDaemon, adapter: Adapter) -> None:
+        args = {"message_id": "m1"} if op == "collect" else {"reply_to": "m1"}
+        answer = {"recipient": "Kim", "message_id": "a1", "id": "a1", "kind": "response"}
+        answers = [{**answer, "body": "done"}]
+        shown = {"answers": answers, "messages": answers, "outcome": "complete"}
+        daemon.answers["peer"] = [shown, shown, NOTHING]
+        assert "peer" not in await adapter.use("whoami")
+        await count_heard(daemon, adapter, 2)
+        assert (await adapter.peer(op, **args))["peer"] == 1
+        assert (await adapter.peer(op, **args))["peer"] == 2, "it was shown before"
+        assert "peer" not in await adapter.peer("wait", timeout=0), "there is nothing"
+
+    play()
 
 
 # --- everybody ------------------------------------------------------------------------------------

@@ -60,11 +60,16 @@ _PAGES: Final = {"discover": "agents", "agents": "agents", "recent": "messages"}
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """What one call answers. `settle(handed_off)` is to be told what became of it."""
+    """What one call answers. `settle(handed_off)` is to be told what became of it.
+
+    `waiting`: what waits for the session when the model has this, where the daemon's count still
+    has what the call did, or shows. Else the model would look for what it has just dealt with.
+    """
 
     body: dict[str, Any]
     settle: Callable[[bool], None] | None = None
     error: BusError | None = None
+    waiting: int | None = None
 
 
 class PeerCall:
@@ -147,7 +152,7 @@ class PeerCall:
                 break
             operation = replace(operation, limit=kept)
         if isinstance(operation, PeerRecent) and operation.reply_to is not None:
-            return PeerAnswer(fitted, self._shows(responses=_responses(fitted[key])))
+            return self._showing(fitted, _responses(fitted[key]))
         return PeerAnswer(fitted)
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ class PeerCall:
     async def _wait(self, operation: PeerWait) -> PeerAnswer:
         started_s = self._now()
         limit_s = min(operation.timeout, self._wait_limit_s)
-        held = self._leases.held
+        held, heard = self._leases.held, self._state.heard
         body = await self._timed(operation, limit_s)
         self._blank_shown(body["delivery"], held)
         lease = _taken_lease(body)
@@ -168,7 +173,8 @@ class PeerCall:
         if limit_s < operation.timeout:
             body["timeout"] = limit_s
         fitted = fit_delivery(body, self._room())
-        return PeerAnswer(fitted, partial(self._wait_settled, fitted, lease))
+        waiting = 0 if body["delivery"] is None and self._state.heard == heard else None
+        return PeerAnswer(fitted, partial(self._wait_settled, fitted, lease), waiting=waiting)
 
     def _wait_settled(self, body: dict[str, Any], lease: Lease | None, handed_off: bool) -> None:
         delivery = body["delivery"]
@@ -190,7 +196,7 @@ class PeerCall:
             body["timeout"] = limit_s
         fitted = fit_answers(body, self._room())
         shown = [one["message_id"] for one in fitted["answers"] if one.get("body") is not None]
-        return PeerAnswer(fitted, self._shows(responses=shown))
+        return self._showing(fitted, shown)
 
     async def _timed(
         self, operation: PeerWait | PeerCollect, limit_s: float, **more: str
@@ -232,7 +238,7 @@ class PeerCall:
         operation_id = None if _key(operation) is not None else new_id()
         refreshed = False
         while True:
-            lease = self._lease(operation)
+            lease, heard = self._lease(operation), self._state.heard
             try:
                 body = await self._mutate(operation, lease, operation_id)
             except BusError as error:
@@ -245,9 +251,13 @@ class PeerCall:
                 if resumed is not None:
                     return resumed
             else:
-                if lease is not None and _finishes(operation, body):
-                    self._leases.ended(lease.delivery_id)
-                return PeerAnswer(body)
+                if lease is None or not _finishes(operation, body):
+                    return PeerAnswer(body)
+                self._leases.ended(lease.delivery_id)
+                if self._state.heard != heard:
+                    return PeerAnswer(body)
+                rests = body.get("status") == "paused"  # and keeps everything else back
+                return PeerAnswer(body, waiting=0 if rests else self._state.without(1))
 
     async def _mutate(
         self, operation: PeerWriting, lease: Lease | None, operation_id: str | None
@@ -319,6 +329,12 @@ class PeerCall:
         if envelope["kind"] == "response" and self._state.was_shown(envelope["id"]):
             envelope["body"] = None
             delivery["already_presented"] = True
+
+    def _showing(self, body: dict[str, Any], responses: list[str]) -> PeerAnswer:
+        """A result with these responses, which are finished when it has been handed off."""
+        fresh = sum(not self._state.was_shown(response) for response in responses)
+        waiting = self._state.without(fresh) if fresh else None
+        return PeerAnswer(body, self._shows(responses=responses), waiting=waiting)
 
     def _shows(
         self,

@@ -40,6 +40,8 @@ class PeerState:
         self.leases = Leases(notify)
         self.waiting = 0
         """Deliveries that this session could claim or holds, as the daemon said last."""
+        self.heard = 0
+        """How often it has said so."""
         self.expansions: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def attached(self) -> None:
@@ -61,9 +63,14 @@ class PeerState:
 
     def has_more(self, count: int) -> bool:
         """So many wait now; whether that is more than before."""
+        self.heard += 1
         more = count > max(self.waiting, self._waited_before)
         self.waiting, self._waited_before = count, 0
         return more
+
+    def without(self, done: int) -> int:
+        """What waits when so many of those that were counted are done with."""
+        return max(1 if self.leases.held is not None else 0, self.waiting - done)
 
     def next_number(self) -> int:
         """Names a wait or a collect, so that it can be cancelled."""
