@@ -19,6 +19,7 @@ from agentbus.cli.admin.numbers import optional_number, whole_number
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
 from agentbus.cli.job_view import JobView, PlainView, view
 from agentbus.cli.output import print_json
+from agentbus.errors import BusError
 from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.emitter import Cancellation
 from agentbus.jobs.events import SEQ_MAX, Succeeded, check_job_id, decode_event, encode_event
@@ -95,7 +96,11 @@ def _tail(arguments: Arguments) -> int:
     ):
         for document in transport.follow(job_id, first, threading.Event()):
             has_come()
-            inbox.put(decode_event(document))
+            try:
+                inbox.put(decode_event(document))
+            except BusError as error:  # the broker keeps what strangers and other jobs sent, too
+                complain(f"passed over: {error.message}")
+                continue
             arrival = inbox.next(0)
             if arrival is None:
                 continue  # at least once, so sometimes again

@@ -23,7 +23,7 @@ from agentbus.jobs import inbox as inbox_module
 from agentbus.jobs.brokers import open_transport
 from agentbus.jobs.delivery import destination
 from agentbus.jobs.events import EVENT_BYTES
-from agentbus.jobs.feeds import settle
+from agentbus.jobs.feeds import open_feed, settle
 from agentbus.jobs.inbox import JobInbox
 from agentbus.jobs.running import JobEnd, exit_code, run_job
 from agentbus.jobs.sinks.callback import CallbackSink
@@ -433,6 +433,30 @@ def test_who_follows_or_cancels_a_job_that_has_not_begun_is_told(broker: Server)
         line = tail.stderr.readline()
         tail.kill()
     assert f"waiting for event 0 of job {job_id}" in line
+
+
+@pytest.mark.parametrize("name", ["nats", "redis"])
+def test_what_is_no_event_on_a_broker_is_said_and_passed_over(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    job_id, url = f"job-{uuid.uuid4()}", request.getfixturevalue(name).url
+    end = Failed(job_id=job_id, seq=1, ts=TS, code="extraction", message="m")
+    with closing(open_transport(url)) as transport:
+        transport.publish(job_id, 0, b"garbage", is_terminal=False)
+        transport.publish(job_id, 1, encode_event(end), is_terminal=True)
+    for first in ("0", "1"):
+        shown = agentbus_job("tail", job_id, "--broker", url, "--from", first)
+        assert [decode_event(line) for line in shown.stdout.splitlines()] == [end]
+        assert shown.returncode == 4
+    logged: list[str] = []
+    feed = open_feed(url, inbox := JobInbox("other" + job_id), logged.append)
+    feed.start()
+    with closing(open_transport(url)) as transport:
+        transport.publish(inbox.job_id, 0, b"garbage", is_terminal=False)
+        transport.publish(inbox.job_id, 1, encode_event(end), is_terminal=True)
+    feed.finish()
+    assert inbox.terminal is not None
+    assert logged == ["garbage"]
 
 
 def agentbus_job(*arguments: str) -> subprocess.CompletedProcess[str]:

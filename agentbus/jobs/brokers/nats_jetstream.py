@@ -15,7 +15,13 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from agentbus.errors import ConflictError, TooLargeError, UnavailableError, ValidationError
+from agentbus.errors import (
+    BusError,
+    ConflictError,
+    TooLargeError,
+    UnavailableError,
+    ValidationError,
+)
 from agentbus.jobs.brokers.base import (
     LOOK_S,
     RETENTION_S,
@@ -92,7 +98,7 @@ class NatsTransport:
                 with _errors(f"show {subject}"):
                     events = self._run(reader.read(), CONNECT_S + ACKNOWLEDGE_S)
                 for event in events:
-                    if from_seq == 0 or decode_event(event).seq >= from_seq:
+                    if from_seq == 0 or _is_wanted(event, from_seq):
                         yield event
         finally:
             with suppress(SinkError), _errors("forget its reader"):
@@ -283,6 +289,13 @@ async def _end_tasks() -> None:
 
 async def _ignore(error: Exception) -> None:
     """Each call reports its own trouble; the client would print it as well."""
+
+
+def _is_wanted(event: bytes, from_seq: int) -> bool:
+    try:
+        return decode_event(event).seq >= from_seq
+    except BusError:  # a stranger's; who reads it will say so
+        return True
 
 
 def _fit(job_id: str) -> str:
