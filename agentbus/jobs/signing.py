@@ -73,7 +73,9 @@ def _timed(timestamp: str, body: bytes) -> bytes:
 
 
 def _signature(secret: str, body: bytes) -> str:
-    return _SCHEME + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    # The exact bytes of an environment variable that is not UTF-8, too.
+    key = secret.encode("utf-8", "surrogateescape")
+    return _SCHEME + hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
 def _equal(given: str, right: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import random
 import socket
 import threading
@@ -451,6 +452,12 @@ def test_an_old_recording_is_refused_at_the_exact_second() -> None:
     for now_s in (1000 - TOLERANCE_S - 1, 1000 + TOLERANCE_S + 1):
         with pytest.raises(Exception, match="300 s away"):
             verify(SECRET, b"{}", headers, now_s)
+
+
+def test_a_secret_is_the_bytes_of_its_variable_whatever_they_are() -> None:
+    headers = sign(os.fsdecode(b"gr\xfc\xdfe"), b"{}", 1000)
+    right = hmac.new(b"gr\xfc\xdfe", b"{}", hashlib.sha256).hexdigest()
+    assert headers["x-signature"] == f"sha256={right}"
 
 
 @pytest.mark.parametrize("timestamp", ["", "soon", "1e3", "-1", " 1", "1\n", "١", "9" * 5000])
