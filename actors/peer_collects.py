@@ -147,7 +147,7 @@ class PeerCollects:
                 outcome = "complete"
             else:
                 outcome = "partial" if collected.answered else "no_reply"
-        slots = collected.slots
+        slots, seconds_left = collected.slots, self._seconds_left()
         return {
             "request_id": collected.message_id,
             "outcome": outcome,
@@ -157,8 +157,8 @@ class PeerCollects:
             "closed": {slot.recipient: slot.as_closed() for slot in slots if _is_closed(slot)},
             "excluded": collected.excluded,
             "elapsed_seconds": round(self._clock.monotonic_s() - collect.began_s, 3),
-            "summary": _summary(collected, expected),
-            "consultation_seconds_left": round(self._seconds_left(), 3),
+            "summary": _summary(collected, expected, seconds_left),
+            "consultation_seconds_left": round(seconds_left, 3),
         }
 
 
@@ -190,7 +190,7 @@ def _answer_data(slot: Slot) -> dict[str, Any]:
     return {**data, "body": answer.body}
 
 
-def _summary(collected: Collected, expected: int) -> str:
+def _summary(collected: Collected, expected: int, seconds_left: float) -> str:
     """One line for a reader who looks at nothing else."""
     parts = [f"{collected.answered} of {expected} expected answers"]
     late = [slot.recipient for slot in collected.slots if slot.answer and slot.answer.late]
@@ -201,4 +201,6 @@ def _summary(collected: Collected, expected: int) -> str:
     ):
         if names:
             parts.append(f"{what}: {', '.join(names)}")
+    if seconds_left <= 0 and collected.pending:
+        parts.append("the time for asking others about this task is over, so nothing is waited for")
     return "; ".join(parts)

@@ -51,6 +51,11 @@ def test_what_cannot_be_collected_is_not_watched(
     assert not [one for one in owner.received() if isinstance(one, RequestAdvanced)]
 
 
+@pytest.fixture
+def lee(post: PostOffice) -> Peer:
+    return Peer(post, "Lee")
+
+
 @pytest.mark.parametrize("way", ["cancel", "due", "advanced"])
 def test_a_request_that_is_removed_meanwhile_ends_its_collection_with_that(
     post: PostOffice, sam: Peer, kim: Peer, collects: PeerCollects, way: str
@@ -65,3 +70,27 @@ def test_a_request_that_is_removed_meanwhile_ends_its_collection_with_that(
     with pytest.raises(NotFoundError):
         reply.get(WITHIN_S)
     assert 1 not in collects
+
+
+@pytest.mark.parametrize(("passed_s", "waits"), [(299, True), (300, False)])
+def test_who_may_ask_no_more_waits_no_more_and_is_told_so(
+    post: PostOffice,
+    sam: Peer,
+    kim: Peer,
+    lee: Peer,
+    collects: PeerCollects,
+    passed_s: int,
+    waits: bool,
+) -> None:
+    kim.ask("Sam")
+    post.claim(sam)
+    message_id = sam.ask(lee.agent)["message_id"]
+    post.clock.advance(seconds=passed_s)
+    reply = FutureReply()
+    collects.begin(1, PeerCollect(message_id), reply)
+    assert is_open(reply) is waits
+    if waits:
+        collects.cancel(1)
+    told = reply.get(WITHIN_S)
+    assert ("asking others about this task is over" in told["summary"]) is not waits
+    assert (told["consultation_seconds_left"] > 0) is waits
