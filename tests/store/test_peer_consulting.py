@@ -237,6 +237,23 @@ def test_a_clock_that_went_back_gives_no_more_time_than_there_is(
     assert error.detail == {"consultation_seconds_left": CONSULTATION_SECONDS}
 
 
+def test_while_its_work_rests_a_session_asks_on_its_own_account(
+    bus: Bus, sam: Peer, ann: Peer, kim: Peer
+) -> None:
+    sam.ask("Ann")
+    got = ann.claim()["delivery_id"]
+    for _ in range(CONSULTATION_REQUESTS):
+        ann.ask("Kim")
+    bus.done(AbandonLease(*token_of(bus, got)))
+    assert is_spent(ann.refused_ask("Kim"), CONSULTATION_BUDGET)
+    ann.claim()
+    asked = ann.do("human", got)["intervention_id"]
+    ann.ask("Kim")
+    assert consultations(bus) == {"": 1, got: CONSULTATION_REQUESTS}
+    bus.done(Decide(asked, 1, "approve", "a person"))
+    assert is_spent(ann.refused_ask("Kim"), CONSULTATION_BUDGET)
+
+
 def test_sessions_have_budgets_of_their_own(bus: Bus, sam: Peer, ann: Peer) -> None:
     other = Peer(bus, "Sam", "another")
     for session in (sam, other):

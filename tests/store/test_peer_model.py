@@ -98,11 +98,12 @@ class PeerModel(RuleBasedStateMachine):
                 assert isinstance(outcome, Refused)
                 assert outcome.error.reason == CONSULTATION_CYCLE
                 return
-            if self.asked[who, held or ""] == 4:
+            scope = held if held is not None and self.work[held].state != "paused" else ""
+            if self.asked[who, scope] == 4:
                 assert isinstance(outcome, Refused)
                 assert outcome.error.reason == CONSULTATION_BUDGET
                 return
-            self.asked[who, held or ""] += 1
+            self.asked[who, scope] += 1
         assert isinstance(outcome, Done)
         (one,) = outcome.result["recipients"]
         self.work[one["delivery_id"]] = Work(

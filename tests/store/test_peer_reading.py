@@ -482,3 +482,8 @@ def test_the_time_left_to_ask_others_runs_from_the_first_request(
     assert left(ann) == 300  # her own account begins anew, so she may wait for the answer
     bus.clock.advance(seconds=200)
     assert left(bob) == 0
+    (request,) = deliveries(bus)
+    bus.done(AbandonLease(*token_of(bus, request.id)))
+    assert left(bob) == 0  # it is claimed again by itself
+    bob.do("human", bob.claim()["delivery_id"])
+    assert left(bob) == 300  # while it rests he asks on his own account

@@ -57,6 +57,8 @@ class Charge:
 
 def charge(work: Work, session_id: SessionId, held: DeliveryRow | None) -> Charge:
     """Leave for one more request. Raises when the budget or its time is spent."""
+    if held is not None and held.state == "paused":
+        held = None  # nobody works on it: what is asked meanwhile is for something else
     scope = held.id if held is not None else ROOT
     deadline_us = held.deadline_us if held is not None else None
     found = work.execute(_SELECT, (session_id, scope)).fetchone()

@@ -106,9 +106,14 @@ _INTERVENTION = text(
     ).where((Intervention.id == PLACE) & Intervention.action.is_null(False))
 )
 _HELD_DEADLINE = text(
-    Delivery.select(Delivery.id, Delivery.deadline_us).where(
-        (Delivery.holder == PLACE) & IS_HELD & (Delivery.state == SQL("'leased'"))
+    Delivery.select(Delivery.id, Delivery.deadline_us)
+    .where(
+        (Delivery.holder == PLACE)
+        & IS_HELD
+        & Delivery.state.in_((SQL("'leased'"), SQL("'queued'")))
     )
+    .order_by(Delivery.state, Delivery.id)  # a lease counts more than what has lapsed
+    .limit(SQL("1"))
 )
 _CONSULTATION = text(
     Consultation.select(Consultation.started_at_us).where(
