@@ -88,15 +88,16 @@ def unavailable(delivery_id: str, delivery_state: str | None) -> ConflictError:
 
 def no_delivery(delivery_id: str) -> NotFoundError:
     return NotFoundError(
-        f"there is no delivery {delivery_id!r} for this agent; wait names what there is",
+        f"there is no delivery {delivery_id!r} for this agent (a message_id names none); wait "
+        "names what there is",
         status=_NOT_FOUND,
     )
 
 
 def no_message(message_id: str) -> NotFoundError:
     return NotFoundError(
-        f"there is no direct message {message_id!r} that this agent sent or got, or it is retained "
-        "no more",
+        f"there is no direct message {message_id!r} that this agent sent or got (a delivery_id "
+        "names none), or it is retained no more",
         status=_NOT_FOUND,
     )
 

@@ -450,6 +450,23 @@ def test_only_a_request_of_ones_own_is_collected(
         reader.collected(ann.agent_id, ann.session_id, note, NOBODY)
 
 
+def test_one_id_in_the_place_of_the_other_is_refused_with_the_difference(
+    reader: PeerReader, peers: tuple[Peer, Peer, Peer]
+) -> None:
+    ann, bob, _ = peers
+    sent = ann.ask("Bob")
+    (recipient,) = sent["recipients"]
+    for look in (
+        lambda: reader.status(ann.agent_id, recipient["delivery_id"], NOBODY),
+        lambda: reader.collected(ann.agent_id, ann.session_id, recipient["delivery_id"], NOBODY),
+    ):
+        with pytest.raises(NotFoundError, match="a delivery_id names none"):
+            look()
+    error = bob.refused("reply", sent["message_id"])
+    assert isinstance(error, NotFoundError)
+    assert "a message_id names none" in error.message
+
+
 def test_an_answer_that_is_retained_no_more_has_no_body(
     reader: PeerReader, peers: tuple[Peer, Peer, Peer], bus: Bus
 ) -> None:
