@@ -136,7 +136,7 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
        no adapter, or says that the conversation has ended: a harness that ends waits for its hooks.
     2. A wait watches its channels before it counts, so nothing that arrives is missed.
     3. Counted is what `receive` would bring: not the session's own messages, nothing expired; and
-       what `peer` could claim, unless the wait names channels.
+       what `peer` could claim or collect, unless the wait names channels.
     """
 
     def __init__(
@@ -352,11 +352,11 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
                     self._look(waiting, self._rows(waiting))
 
     def _peer_work_of(self, waiting: _Waiting) -> PeerWork:
-        """The direct messages that the session could claim now."""
+        """The direct messages that are new to the session."""
         session = waiting.session
         if waiting.wait.channels:
             return frozenset()
-        return self._store.waiting_work(session.agent_id, session.session_id).claimable
+        return self._store.waiting_work(session.agent_id, session.session_id)
 
     def _count(self, waiting: _Waiting, work: PeerWork) -> int:
         told = self._woken_for.get(waiting.session.session_id)

@@ -82,7 +82,9 @@ def wake_text(waiting: Mapping[str, Any]) -> str:
     peers = int(waiting["peer"])
     if peers:
         noun, verb = ("message", "waits") if peers == 1 else ("messages", "wait")
-        texts.append(f"{peers} direct {noun} {verb}; call peer with op wait.")
+        texts.append(
+            f"{peers} direct {noun} {verb}; call peer with op wait, or collect for answers."
+        )
     return f"Agentbus: {' '.join(texts)}" if texts else ""
 
 

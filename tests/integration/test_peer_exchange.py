@@ -258,6 +258,23 @@ def test_agentbus_wait_is_woken_by_a_direct_message(bus: InProcessBus) -> None:
         assert look["peer"] == 0, "it is in hand"
 
 
+def test_who_works_for_others_is_woken_by_the_answers_to_what_it_asked(bus: InProcessBus) -> None:
+    sam, kim, lee = attach(bus, "Sam"), attach(bus, "Kim", "kim-1"), attach(bus, "Lee")
+    sam.ask("Kim", body="hard")
+    held = kim.claim()["delivery_id"]
+    asked = kim.ask("Lee", body="half of it")["message_id"]
+    question = {"wait_ms": 600_000, "conversation": "kim-1", "only_new": True}
+    with Client.connect(bus.paths.socket, PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
+        wait = pool.submit(client.request, "wait", question, PATIENCE_S)
+        eventually(lambda: bus.status()["waits"]["waiting"] == 1)
+        sam.ask("Kim", body="this has to wait")
+        lee.reply(lee.claim()["delivery_id"], "done")
+        answer = wait.result(PATIENCE_S)
+        assert (answer["outcome"], answer["peer"]) == ("woken", 1)
+    assert [one["body"] for one in kim.peer("collect", message_id=asked)["answers"]] == ["done"]
+    assert kim.claim()["delivery_id"] == held
+
+
 def test_a_wait_of_a_hook_is_woken_once_for_what_waits(bus: InProcessBus) -> None:
     sam, kim = attach(bus, "Sam"), attach(bus, "Kim", "kim-1")
     sam.ask("Kim", body="one")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentbus.ids import AgentId, SessionId
-from agentbus.store.peer.changes import AbandonLease, Claimed, MarkReplyLate
-from agentbus.store.peer.directory import AgentCard, DirectoryReader, WaitingWork
+from agentbus.store.peer.changes import AbandonLease, Claimed, MarkReplyLate, MarkShown
+from agentbus.store.peer.directory import AgentCard, DirectoryReader
 from tests.store.bus import Bus
 from tests.store.peers import Peer, deliveries, token_of
 
@@ -134,27 +134,44 @@ def test_the_directory_is_read_in_parts(bus: Bus, reader: DirectoryReader) -> No
 def test_what_waits_is_what_a_claim_would_give(bus: Bus, reader: DirectoryReader) -> None:
     ann, bob, other = Peer(bus, "Ann"), Peer(bus, "Bob"), Peer(bus, "Bob", "Bob-2")
 
-    def waiting(peer: Peer) -> tuple[int, bool]:
-        found = reader.waiting_work(peer.agent_id, peer.session_id)
-        assert isinstance(found, WaitingWork)
-        return len(found.claimable), found.holds
+    def waiting(peer: Peer) -> int:
+        return len(reader.waiting_work(peer.agent_id, peer.session_id))
 
-    assert waiting(bob) == (0, False)
+    assert waiting(bob) == 0
     ann.send("Bob")
     ann.send("Bob")
     ann.send(other.session_id)
     bob.send("Bob")
-    assert (waiting(bob), waiting(other), waiting(ann)) == ((2, False), (4, False), (0, False))
+    assert (waiting(bob), waiting(other), waiting(ann)) == (2, 4, 0)
     delivery_id = bob.claim()["delivery_id"]
-    assert waiting(bob) == (0, True)
-    assert waiting(other) == (1, False)  # what is for the agent is kept back, not its own
+    assert waiting(bob) == 0
+    assert waiting(other) == 1  # what is for the agent is kept back, not its own
     claimed: Claimed = bus.done(other.claiming()).result
     assert claimed.delivery is not None
-    assert waiting(other) == (0, True)
+    assert waiting(other) == 0
     bob.do("human", delivery_id)
-    assert waiting(bob) == (0, False)
+    assert waiting(bob) == 0
     bus.done(AbandonLease(*token_of(bus, claimed.delivery["delivery_id"])))
-    assert waiting(other) == (1, False)
+    assert waiting(other) == 1
+
+
+def test_answers_wait_for_whoever_works_until_they_are_shown(
+    bus: Bus, reader: DirectoryReader
+) -> None:
+    ann, bob, kim = Peer(bus, "Ann"), Peer(bus, "Bob"), Peer(bus, "Kim")
+    ann.ask("Bob")
+    held = bob.claim()["delivery_id"]
+    bob.ask("Kim")
+    kim.send("Bob")  # which has to wait
+    kim.do("reply", kim.claim()["delivery_id"])
+    answer = deliveries(bus)[-1]
+    for state in ("leased", "paused"):
+        waits = reader.waiting_work(bob.agent_id, bob.session_id)
+        assert {delivery_id for delivery_id, _ in waits} == {answer.id}, state
+        if state == "leased":
+            bob.do("human", held)
+    bus.done(MarkShown(bob.speaker.attachment, (answer.message_id,)))
+    assert not reader.waiting_work(bob.agent_id, bob.session_id)
 
 
 def test_inboxes_in_use_have_open_work_or_await_a_reply(bus: Bus, reader: DirectoryReader) -> None:

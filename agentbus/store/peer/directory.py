@@ -72,6 +72,7 @@ _OPEN_OF_AGENT = text(
         Delivery.holder,
         Delivery.recipient_session,
         Delivery.sender_session,
+        Delivery.kind,
         Delivery.id,
         Delivery.changed_at_us,
     ).where((Delivery.recipient_agent == PLACE) & IS_OPEN)
@@ -115,18 +116,6 @@ class AgentCard:
     last_seen_us: int
     in_work: Literal["leased", "paused"] | None
     sessions: tuple[SessionCard, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingWork:
-    """What `wait` would give a session: something new, or what it holds already.
-
-    `claimable`: deliveries, each with when it last changed, so that one which comes again is told
-    from one which was there before.
-    """
-
-    claimable: frozenset[tuple[DeliveryId, int]]
-    holds: bool
 
 
 class DirectoryReader(Reader):
@@ -176,24 +165,28 @@ class DirectoryReader(Reader):
         """Whether the directory has an agent of this name."""
         return bool(self._all(_IS_AGENT, *_UNLISTED, name))
 
-    def waiting_work(self, agent_id: AgentId, session_id: SessionId) -> WaitingWork:
-        """By the rule of claims: work of one's own blocks everything else, and work that is
-        addressed to the agent blocks what is addressed so too, whoever has it."""
+    def waiting_work(
+        self, agent_id: AgentId, session_id: SessionId
+    ) -> frozenset[tuple[DeliveryId, int]]:
+        """What is new to a session: deliveries, each with when it last changed, so that one which
+        comes again is told from one which was there before.
+
+        By the rule of claims: work of one's own blocks everything else, and work that is addressed
+        to the agent blocks what is addressed so too, whoever has it. But answers to what a session
+        has asked meanwhile need no claim, as `collect` shows them: work of one's own blocks none.
+        """
         rows = self._all(_OPEN_OF_AGENT, agent_id)
         claimed = [row for row in rows if row[0] != "queued"]
-        if any(holder == session_id for _, holder, *_ in claimed):
-            return WaitingWork(
-                frozenset(), holds=("leased", session_id) in {row[:2] for row in claimed}
-            )
+        works = any(holder == session_id for _, holder, *_ in claimed)
         busy = any(recipient is None for _, _, recipient, *_ in claimed)
-        claimable = frozenset(
+        return frozenset(
             (delivery_id, changed_at_us)
-            for state, _, recipient, sender, delivery_id, changed_at_us in rows
+            for state, _, recipient, sender, kind, delivery_id, changed_at_us in rows
             if state == "queued"
             and sender != session_id
             and (recipient == session_id or (recipient is None and not busy))
+            and (kind == "response" or not works)
         )
-        return WaitingWork(claimable, holds=False)
 
     def inboxes_in_use(self) -> tuple[AgentId, ...]:
         """Agents that have something open, or wait for a reply: whose inboxes have timers."""
