@@ -16,6 +16,7 @@ from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, Arguments, complain
 from agentbus.cli.output import console, print_json, table
 from agentbus.cli.running import need_daemon, runtime_paths
 from agentbus.config import Config, default_path, load_config
+from agentbus.encoding import check_text
 from agentbus.errors import ValidationError
 from agentbus.limits import KIB, PORT_MAX
 from agentbus.protocol.fields import check_name
@@ -54,7 +55,7 @@ def _serve(arguments: Arguments) -> int:
     config = _config(arguments)
     service = Service(
         instance=check_name(arguments["--instance"], "--instance"),
-        kind=arguments["--kind"] or KIND,
+        kind=_text(arguments["--kind"] or KIND, "--kind"),
         port=whole_number(arguments["--port"], "--port", PORT_MAX),
         secret=_secret(arguments),
     )
@@ -103,7 +104,7 @@ def _send(arguments: Arguments) -> int:
     except TalkError as error:
         return _no_text(arguments, error.code, error.message, error.retryable)
     about = {"from": reply.from_instance, "duration_ms": reply.duration_ms}
-    return _text(arguments, reply.text, about)
+    return _answer(arguments, reply.text, about)
 
 
 def _result(arguments: Arguments) -> int:
@@ -111,16 +112,16 @@ def _result(arguments: Arguments) -> int:
     from agentbus.talk.handler import Answered
     from agentbus.talk.peer import meaning_of
 
-    message_id = arguments["MESSAGE_ID"]
+    message_id = _text(arguments["MESSAGE_ID"], "MESSAGE_ID")
     with need_daemon() as daemon:
         outcome = daemon.ask("talk_result", params={"message_id": message_id})
     meant = meaning_of(outcome)
     if isinstance(meant, Answered):
-        return _text(arguments, meant.text, {"message_id": message_id})
+        return _answer(arguments, meant.text, {"message_id": message_id})
     return _no_text(arguments, meant.code, meant.error, TALK_CODE[meant.code].retryable)
 
 
-def _text(arguments: Arguments, text: str, about: dict[str, Any]) -> int:
+def _answer(arguments: Arguments, text: str, about: dict[str, Any]) -> int:
     if arguments["--json"]:
         print_json({"text": text, **about})
     else:
@@ -162,6 +163,11 @@ def _list(arguments: Arguments) -> int:
 def _config(arguments: Arguments) -> Config:
     given = arguments["--config"]
     return load_config(default_path() if given is None else Path(given))
+
+
+def _text(given: str, what: str) -> str:
+    check_text(given, what)
+    return given
 
 
 def _secret(arguments: Arguments) -> str | None:

@@ -26,6 +26,7 @@ from agentbus.talk.exchange import (
     MalformedResponseError,
     Target,
     exchange,
+    left_s,
 )
 from agentbus.talk.peers import read_peers
 from agentbus.talk.registry import DaemonRegistry, Registry, Served, is_there
@@ -140,7 +141,7 @@ class TalkClient:
     def _look_up(self, target: str, deadline_s: float) -> Served:
         """Where it is; nothing is sent to a port that another program may have now."""
         try:
-            served = self._registry.find(target, self._instance)
+            served = self._registry.find(target, self._instance, left_s(deadline_s))
             if served is not None and is_there(served, deadline_s):
                 return served
             if served is not None:

@@ -53,7 +53,7 @@ def exchange(
     MalformedResponseError.
     """
     try:
-        with socket.create_connection((target.host, target.port), _left_s(deadline_s)) as connected:
+        with socket.create_connection((target.host, target.port), left_s(deadline_s)) as connected:
             return _Exchange(connected, deadline_s, response_bytes).run(
                 h11.Request(
                     method=method,
@@ -84,7 +84,7 @@ class _Exchange:
         out = [self._http.send(request), self._http.send(h11.Data(body))]
         out.append(self._http.send(h11.EndOfMessage()))
         try:
-            self._socket.settimeout(_left_s(self._deadline_s))
+            self._socket.settimeout(left_s(self._deadline_s))
             self._socket.sendall(b"".join(part or b"" for part in out))
         except TimeoutError:
             raise
@@ -98,7 +98,7 @@ class _Exchange:
             while True:
                 match self._http.next_event():
                     case h11.NEED_DATA:
-                        self._socket.settimeout(_left_s(self._deadline_s))
+                        self._socket.settimeout(left_s(self._deadline_s))
                         data = self._socket.recv(READ_BYTES)
                         if not data and self._http.their_state is h11.SEND_RESPONSE:
                             raise ConnectionFailedError("the connection ended without an answer")
@@ -116,8 +116,9 @@ class _Exchange:
             raise MalformedResponseError(f"the response is no HTTP: {error}") from None
 
 
-def _left_s(deadline_s: float) -> float:
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
+def left_s(deadline_s: float) -> float:
+    """Until `deadline_s` (monotonic). Raises TimeoutError when it is over."""
+    seconds = deadline_s - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError
-    return left_s
+    return seconds

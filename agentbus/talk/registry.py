@@ -51,8 +51,8 @@ class Served:
 class Registry(Protocol):
     """Where a client looks an instance up."""
 
-    def find(self, instance: str, caller: str) -> Served | None:
-        """None when it is not served. Raises BusError when that cannot be told."""
+    def find(self, instance: str, caller: str, within_s: float) -> Served | None:
+        """None when it is not served. Raises BusError when that cannot be told in that time."""
         ...
 
     def forget(self, served: Served) -> None:
@@ -66,11 +66,11 @@ class DaemonRegistry:
     def __init__(self, paths: RuntimePaths | None = None) -> None:
         self._paths = paths or runtime_directory(os.environ, os.getuid())
 
-    def find(self, instance: str, caller: str) -> Served | None:
+    def find(self, instance: str, caller: str, within_s: float = ANSWER_S) -> Served | None:
         pids = [os.getpid(), *ancestors(os.getpid())]
         params = {"instance": instance, "caller": caller, "pids": pids}
         try:
-            return Served(instance=instance, **self._ask("talk_find", params))
+            return Served(instance=instance, **self._ask("talk_find", params, within_s))
         except NotFoundError:
             return None
 
@@ -81,9 +81,9 @@ class DaemonRegistry:
         """Every instance that is served, without secrets."""
         return [Served(**entry) for entry in self._ask("talk_list", {})["instances"]]
 
-    def _ask(self, method: str, params: dict[str, Any]) -> Any:
-        with Client.connect(self._paths.socket, ANSWER_S) as daemon:
-            return daemon.request(method, params, ANSWER_S)
+    def _ask(self, method: str, params: dict[str, Any], within_s: float = ANSWER_S) -> Any:
+        with Client.connect(self._paths.socket, min(ANSWER_S, within_s)) as daemon:
+            return daemon.request(method, params, min(ANSWER_S, within_s))
 
 
 def is_there(served: Served, deadline_s: float) -> bool:

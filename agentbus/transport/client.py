@@ -161,7 +161,7 @@ class Client:
                 message = self._receive(deadline_s)
                 if message is None:
                     raise NoAnswerError(
-                        f"{asked.method}: no answer from the daemon in {timeout_s:g} s", sent=True
+                        f"{asked.method}: no answer from the daemon in {timeout_s:.3g} s", sent=True
                     )
                 self._take(message)
         finally:

@@ -38,7 +38,8 @@ class Book:
     forgotten: list[str] = field(default_factory=list)
     trouble: Exception | None = None
 
-    def find(self, instance: str, caller: str) -> Served | None:
+    def find(self, instance: str, caller: str, within_s: float) -> Served | None:
+        assert within_s > 0
         self.asked.append(instance)
         if self.trouble is not None:
             raise self.trouble

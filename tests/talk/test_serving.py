@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from agentbus.encoding import decode_strict
 from agentbus.talk import TalkError
-from agentbus.talk.registry import DaemonRegistry
+from agentbus.talk.registry import ANSWER_S, DaemonRegistry
 from agentbus.talk.serving import DESCRIPTORS
 from tests.bus_fixture import ThrowAwayBus, stop_daemon
 from tests.cli.command import agentbus, run
@@ -103,6 +105,33 @@ def test_as_many_descriptors_as_commands_need_are_asked_for(bus: ThrowAwayBus) -
             assert int(client(bus).ask("frugal", "how many?").text) == enough
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("result", "\udcff"), "MESSAGE_ID"),
+        (("serve", "--instance", "x", "--kind", "\udcff", "--peer"), "--kind"),
+    ],
+    ids=("result", "kind"),
+)
+def test_argument_that_is_no_text_is_refused(
+    arguments: tuple[str, ...], what: str, bus: ThrowAwayBus
+) -> None:
+    refused = agentbus(bus, "talk", *arguments)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"agentbus: {what} holds a lone surrogate")
+
+
+def test_daemon_that_hangs_takes_no_more_than_the_time_of_the_question() -> None:
+    with ThrowAwayBus(talk_peers="*") as own_bus:
+        freeze(own_bus.daemon.pid)
+        began_s = time.monotonic()
+        with pytest.raises(TalkError) as caught:
+            client(own_bus, timeout_s=0.5).ask("worker", "hello")
+        assert caught.value.code == "instance_unavailable"
+        assert time.monotonic() - began_s < ANSWER_S
+        os.kill(own_bus.daemon.pid, signal.SIGCONT)
 
 
 def test_list_shows_what_is_served(bus: ThrowAwayBus, worker: Serving) -> None:
