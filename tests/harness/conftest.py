@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus_fixture import ThrowAwayBus, stop_daemon
+from tests.bus_fixture import ThrowAwayBus
 from tests.harness.command_lines import Adapter, ClaudeCode, Codex
 from tests.harness.fake_anthropic import FakeAnthropic
 from tests.harness.fake_openai import FakeOpenAI
 from tests.harness.installed_claude import InstalledClaudeCode
 from tests.harness.network import loopback_only
 from tests.harness.peer import Peer
-from tests.harness.processes import wait_no_adapter
+from tests.harness.processes import end_daemons, wait_no_adapter
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,8 +32,7 @@ def bus() -> Iterator[ThrowAwayBus]:
         yield bus
         wait_no_adapter(bus)
     finally:
-        if bus.state() is not None:
-            stop_daemon(bus.runtime)
+        end_daemons(bus)
         print(_logs(bus.data_directory))  # shown when the test failed
         bus.close()
 

@@ -20,12 +20,20 @@ ADAPTER_GONE_WITHIN_S = 10.0
 
 def adapters(bus: ThrowAwayBus) -> dict[int, str]:
     """Process ids and command lines of what was started as `agentbus mcp` for this bus."""
-    config_path = str(bus.config_path)
-    return {
-        pid: command
-        for pid, command in _commands()
-        if config_path in command.split() and "mcp" in command.split()
-    }
+    return _started_as("mcp", bus)
+
+
+def end_daemons(bus: ThrowAwayBus, within_s: float = 20.0) -> None:
+    """In order; also one that an adapter has just begun to start, and that answers nobody yet."""
+    deadline_s = time.monotonic() + within_s
+    asked: set[int] = set()
+    while running := _started_as("actors", bus):
+        for pid in running.keys() - asked:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        asked |= running.keys()
+        assert time.monotonic() < deadline_s, f"still there after {within_s:g} s: {running}"
+        time.sleep(_POLL_S)
 
 
 def wait_no_adapter(bus: ThrowAwayBus, within_s: float = ADAPTER_GONE_WITHIN_S) -> None:
@@ -56,6 +64,11 @@ def _left(bus: ThrowAwayBus, daemon: int) -> dict[int, str]:
         for pid, command in _commands()
         if wanted in _environment(pid) and daemon not in (pid, *ancestors(pid))
     }
+
+
+def _started_as(word: str, bus: ThrowAwayBus) -> dict[int, str]:
+    wanted = {word, str(bus.config_path)}
+    return {pid: command for pid, command in _commands() if wanted <= set(command.split())}
 
 
 def end_programs_below(folder: Path) -> None:
