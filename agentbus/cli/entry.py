@@ -69,13 +69,13 @@ def _what_is_wrong(usage: str, given: Sequence[str]) -> str:
 
 def run(command: Callable[[], int]) -> int:
     """Run a command; its errors become a line on stderr and an exit code."""
+    _fill_standard_streams()
     if not logging.root.handlers:
         # What the store warns of is for a daemon's log; by default it would go to stderr as it is.
         logging.root.addHandler(logging.NullHandler())
     try:
         code = command()
-        if sys.stdout is not None:  # as it is when we were started without one
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except NotRunningError as error:
         return _fail(error.message, EXIT_NOT_RUNNING)
@@ -94,6 +94,16 @@ def run(command: Callable[[], int]) -> int:
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         return _fail(f"internal fault, please report it: {what}", EXIT_FAILURE)
+
+
+def _fill_standard_streams() -> None:
+    """Those that we were started without, before a file or a socket gets the number of one.
+
+    Whoever closed one wants nothing of it: what is written there goes nowhere.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - stays
 
 
 def complain(message: str) -> None:

@@ -188,8 +188,6 @@ def _secret(arguments: Arguments) -> str | None:
 def _prompt(given: str) -> str:
     if given != "-":
         return given
-    if sys.stdin is None:
-        raise ValidationError("stdin is closed; give the prompt as an argument")
     try:
         prompt = sys.stdin.buffer.read(PROMPT_BYTES + 1)
         if len(prompt) > PROMPT_BYTES:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sysconfig
+from pathlib import Path
+
 import pytest
 
 from agentbus.cli import admin, bus, entry
@@ -9,6 +13,7 @@ from agentbus.errors import InternalError, ValidationError
 from tests.bus_fixture import ThrowAwayBus
 from tests.cli.command import agentbus, agentbus_admin, run
 
+SCRIPTS = Path(sysconfig.get_path("scripts"))
 HEAVY = ("mcp", "peewee", "pykka", "redis", "pydantic")
 
 
@@ -48,6 +53,32 @@ def test_wrong_usage_is_one_line_that_says_what_and_exit_code_2(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == f"agentbus: {problem}; --help shows what is possible\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("agentbus-admin export --output all.jsonl", entry.EXIT_OK),
+        ("agentbus-admin export --output -", entry.EXIT_OK),
+        ("agentbus-admin config", entry.EXIT_OK),
+        ("agentbus status", entry.EXIT_OK),
+        ("agentbus job list", entry.EXIT_OK),
+        ("agentbus job receive --port none", entry.EXIT_USAGE),
+        ("agentbus talk list", entry.EXIT_OK),
+        ("agentbus fly", entry.EXIT_USAGE),
+    ],
+)
+def test_a_command_that_is_started_with_everything_closed_does_its_work(
+    running_bus: ThrowAwayBus, words: str, code: int
+) -> None:
+    program, *arguments = words.split()
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", SCRIPTS / program, *arguments],
+        env=running_bus.environment,
+        cwd=running_bus.directory,
+        timeout=30,
+    )
+    assert ended.returncode == code
 
 
 def test_wrong_usage_of_the_admin_command_is_exit_code_2() -> None:
