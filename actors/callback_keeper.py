@@ -118,11 +118,13 @@ class CallbackKeeperActor(BusActor[CallbackKeeperMessage]):
         if self._due is not None:
             self._due.cancel()
             self._due = None
+        if not self._idle:
+            return  # the next one who is free looks again
         now_us, next_us = self._clock.wall_us(), _WAIT_MAX_US
         waits = False
         for entry in self._store.first_callbacks():
             if not self._idle:
-                break  # the next one who is free looks again
+                break
             if entry.row.job in self._posting:
                 continue
             left_us, receiver = entry.row.next_at_us - now_us, _receiver(entry)

@@ -22,11 +22,10 @@ from agentbus.harnesses import Call, Evidence, Harness, harness_of
 from agentbus.harnesses.generic import SPARE_SECONDS
 from agentbus.identity import IdentitySource, SessionIdentity
 from agentbus.ids import new_id
-from agentbus.limits import NAME_BYTES, PEER_CAPABILITIES, PEER_ID_CHARACTERS
-from agentbus.protocol.fields import Text, check_name
+from agentbus.limits import NAME_BYTES, PEER_CAPABILITIES
+from agentbus.protocol.fields import check_name
+from agentbus.protocol.session import CAPABILITY
 from agentbus.rules.names import RESERVED_PREFIXES, reserved_prefix
-
-_CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
 
 _NO_NAME = "agent"
 
@@ -125,7 +124,7 @@ def checked_capabilities(given: Sequence[str]) -> tuple[str, ...]:
         )
     for label in labels:
         try:
-            _CAPABILITY(label)
+            CAPABILITY(label)
         except ValidationError as error:
             raise ValidationError(f"--capability {error.message}") from None
     return labels

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 
-from agentbus.cli.admin.numbers import optional_number, whole_number
 from agentbus.cli.entry import EXIT_INTERRUPTED, EXIT_OK, Arguments, complain
-from agentbus.cli.job_view import JobView, PlainView, view
+from agentbus.cli.job_view import JobView, PlainView, missing_words, view
+from agentbus.cli.numbers import optional_number, whole_number
 from agentbus.cli.output import print_json
 from agentbus.errors import BusError
 from agentbus.jobs.brokers import open_transport
@@ -105,8 +105,7 @@ def _tail(arguments: Arguments) -> int:
             if arrival is None:
                 continue  # at least once, so sometimes again
             _complain_of_missing(arrival)
-            sys.stdout.write(document.decode() + "\n")
-            sys.stdout.flush()
+            _print_line(document)
             if inbox.terminal is not None:
                 return exit_code(inbox.terminal, EXIT_OK)
     return EXIT_OK
@@ -214,7 +213,7 @@ def _print_to_end(inbox: JobInbox) -> int:
         arrival = inbox.next(_LOOK_S)
         if arrival is not None:
             _complain_of_missing(arrival)
-            _print_line(arrival)
+            _print_line(encode_event(arrival.event))
         elif inbox.terminal is not None:
             return exit_code(inbox.terminal, EXIT_OK)
 
@@ -222,14 +221,14 @@ def _print_to_end(inbox: JobInbox) -> int:
 def _show(shown: JobView, arrival: Arrival, *, ndjson: bool) -> None:
     shown.show(arrival)
     if ndjson:
-        _print_line(arrival)
+        _print_line(encode_event(arrival.event))
 
 
 def _complain_of_missing(arrival: Arrival) -> None:
     if arrival.missing is not None:
-        complain(f"missing: events {arrival.missing.first} to {arrival.missing.last}")
+        complain(missing_words(arrival.missing))
 
 
-def _print_line(arrival: Arrival) -> None:
-    sys.stdout.write(encode_event(arrival.event).decode() + "\n")
+def _print_line(document: bytes) -> None:
+    sys.stdout.write(document.decode() + "\n")
     sys.stdout.flush()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from agentbus.cli.text import for_terminal
 from agentbus.jobs.events import Accepted, Event, Failed, Progress, Succeeded, Warned
 from agentbus.jobs.inbox import Arrival
+from agentbus.rules.jobs import Missing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -91,9 +92,14 @@ def view(job_id: str) -> Iterator[JobView]:
         yield BarView(bars, job_id)
 
 
+def missing_words(missing: Missing) -> str:
+    """Which events were passed over."""
+    return f"missing: events {missing.first} to {missing.last}"
+
+
 def _lines(arrival: Arrival) -> Iterator[str]:
     if arrival.missing is not None:
-        yield f"missing: events {arrival.missing.first} to {arrival.missing.last}"
+        yield missing_words(arrival.missing)
     yield _worded(arrival.event)
 
 

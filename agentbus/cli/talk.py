@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from agentbus.cli.admin.numbers import whole_number
 from agentbus.cli.entry import EXIT_FAILURE, EXIT_OK, Arguments, complain
+from agentbus.cli.numbers import whole_number
 from agentbus.cli.output import console, print_json, table
 from agentbus.cli.running import need_daemon, runtime_paths
 from agentbus.config import Config, default_path, load_config

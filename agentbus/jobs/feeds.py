@@ -19,11 +19,11 @@ from agentbus.errors import BusError, ConflictError, ValidationError
 from agentbus.jobs.brokers import SCHEMES, open_transport
 from agentbus.jobs.events import EVENT_BYTES, Failed, decode_event, encode_event
 from agentbus.jobs.inbox import JobInbox
+from agentbus.jobs.sinks.file import end_of_lines
 
 POLL_S: Final = 0.02
 """How often a file is looked at."""
 
-_BLOCK_BYTES: Final = 64 * 1024
 SETTLE_S: Final = 2.0
 """How long after its end a tool's next event may be on its way."""
 
@@ -321,17 +321,10 @@ def _end_of_lines(path: Path) -> int:
     """Behind the last whole line: what stands after it is dropped by the next writer."""
     try:
         with path.open("rb") as file:
-            position = file.seek(0, os.SEEK_END)
-            while position > 0:
-                start = max(0, position - _BLOCK_BYTES)
-                file.seek(start)
-                found = file.read(position - start).rfind(b"\n")
-                if found >= 0:
-                    return start + found + 1
-                position = start
+            end = file.seek(0, os.SEEK_END)
+            return end_of_lines(file.fileno(), end, within_bytes=end) or 0
     except FileNotFoundError:
-        pass
-    return 0
+        return 0
 
 
 def variables(feed: Feed, job_id: str, prefix: str) -> dict[str, str]:

@@ -21,6 +21,8 @@ from agentbus.jobs.sinks.broker import BrokerSink
 from agentbus.jobs.sinks.file import FileSink
 from agentbus.jobs.sinks.stdout import StdoutSink, claim_stdout
 from agentbus.jobs.text import Redactor, redact
+from agentbus.limits import CALLBACK_ATTEMPTS, CALLBACK_ATTEMPTS_MAX
+from agentbus.protocol.fields import is_whole
 from agentbus.protocol.jobs import JobCallback
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 Transport: TypeAlias = Literal["stdout", "events", "file", "callback", "broker"]
 
 PREFIX: Final = "AGENTBUS_"
-ATTEMPTS_MAX: Final = 100
 
 VARIABLES: Final[Mapping[str, str]] = {
     "TRANSPORT": "`stdout` (only the result), `events` (every event on stdout), `file`, `callback` "
@@ -39,7 +40,8 @@ VARIABLES: Final[Mapping[str, str]] = {
     "CALLBACK_URL": "where the transport `callback` posts to, or the local bus as a broker",
     "CALLBACK_SECRET": "signs callbacks; unsigned if left out",
     "CALLBACK_ALLOWED_HOSTS": "hosts that the callback URL may name, with commas; any if left out",
-    "CALLBACK_MAX_RETRIES": "attempts in all to deliver one event; 3 if left out",
+    "CALLBACK_MAX_RETRIES": "attempts in all to deliver one event; "
+    f"{CALLBACK_ATTEMPTS} if left out",
     "BROKER_URL": "the broker of the transport `broker`: `agentbus:` (the local bus), `redis://`, "
     "`rediss://`, `nats://`",
 }
@@ -56,7 +58,7 @@ class JobSettings:
     callback_url: str | None = None
     callback_secret: str | None = field(default=None, repr=False)
     callback_allowed_hosts: tuple[str, ...] = ()
-    callback_max_retries: int = 3
+    callback_max_retries: int = CALLBACK_ATTEMPTS
     broker_url: str | None = field(default=None, repr=False)
     prefix: str = PREFIX
 
@@ -166,12 +168,12 @@ def _default_path(prefix: str) -> str:
 
 def _attempts(given: str | None, prefix: str) -> int:
     if given is None:
-        return 3
-    if given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= ATTEMPTS_MAX:
+        return CALLBACK_ATTEMPTS
+    if is_whole(given, CALLBACK_ATTEMPTS_MAX) and int(given) >= 1:
         return int(given)
     raise ValidationError(
         f"{prefix}CALLBACK_MAX_RETRIES is {given!r}; it must be a whole number from 1 to "
-        f"{ATTEMPTS_MAX}"
+        f"{CALLBACK_ATTEMPTS_MAX}"
     )
 
 

@@ -34,6 +34,13 @@ def describe(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def is_whole(text: str, maximum: int) -> bool:
+    """Whether text is a whole number from 0 to `maximum`, in no more digits than that has: Python
+    refuses to read thousands of them."""
+    is_short = len(text) <= len(str(maximum))
+    return is_short and text.isascii() and text.isdigit() and int(text) <= maximum
+
+
 def check_name(name: str, what: str | None = None) -> str:
     """A channel, agent, type, thread or tag name: normalised to NFC, 1 to 128 bytes, printable.
 

@@ -30,7 +30,7 @@ from agentbus.limits import (
 from agentbus.protocol.fields import Text, check_name, describe
 from agentbus.rules.names import reserved_prefix
 
-_CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
+CAPABILITY = Text(max_characters=PEER_ID_CHARACTERS, min_characters=1, printable=True)
 
 IDENTITY_SOURCES = ("turn_metadata", "hook", "environment", "argument", "process")
 
@@ -487,7 +487,7 @@ def _agent_name(name: str) -> str:
 def _capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
     for label in given:
         try:
-            _CAPABILITY(label)
+            CAPABILITY(label)
         except ValidationError as error:
             raise ValidationError(f"attach: a capability {error.message}") from None
     labels = tuple(sorted(set(given)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentbus.cli.admin.numbers import optional_number, whole_number
+from agentbus.cli.numbers import optional_number, whole_number
 from agentbus.errors import ValidationError
 from agentbus.limits import PORT_MAX, WHOLE_MAX
 

@@ -88,6 +88,7 @@ def test_every_variable_is_read_under_the_prefix() -> None:
         ("CALLBACK_MAX_RETRIES", "3.0"),
         ("CALLBACK_MAX_RETRIES", "-1"),
         ("CALLBACK_MAX_RETRIES", "٣"),
+        ("CALLBACK_MAX_RETRIES", "000000100999"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_name_of_its_variable(name: str, value: str) -> None:

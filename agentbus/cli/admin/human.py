@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from agentbus.cli.admin.asking import ask, check
-from agentbus.cli.admin.numbers import optional_number
 from agentbus.cli.entry import EXIT_OK, Arguments
+from agentbus.cli.numbers import optional_number
 from agentbus.cli.output import print_json
 from agentbus.cli.running import Daemon, need_daemon
 from agentbus.cli.text import for_terminal

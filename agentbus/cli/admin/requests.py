@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentbus.cli.admin.asking import ask
-from agentbus.cli.admin.numbers import optional_number
 from agentbus.cli.entry import EXIT_OK, Arguments
+from agentbus.cli.numbers import optional_number
 from agentbus.cli.output import console, print_json, table
 from agentbus.cli.running import need_daemon
 

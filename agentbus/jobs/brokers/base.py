@@ -12,14 +12,13 @@ from typing import Final, Protocol
 
 from agentbus.encoding import decode_strict, encode
 from agentbus.errors import ValidationError
+from agentbus.limits import JOB_REASON_CHARACTERS
 
 RETENTION_S: Final = 168 * 3600
 """How long a broker keeps a job; the bus keeps messages as long by default."""
 
 LOOK_S: Final = 0.5
 """How soon a follower notices that it was stopped."""
-
-REASON_CHARACTERS: Final = 200
 
 
 class JobTransport(Protocol):
@@ -74,7 +73,7 @@ def control_name(job_id: str) -> str:
 
 def encode_cancel(job_id: str, reason: str) -> bytes:
     """The document on the control channel."""
-    return encode({"job_id": job_id, "type": "cancel", "reason": reason[:REASON_CHARACTERS]})
+    return encode({"job_id": job_id, "type": "cancel", "reason": reason[:JOB_REASON_CHARACTERS]})
 
 
 def cancel_reason(document: bytes) -> str | None:
@@ -86,4 +85,4 @@ def cancel_reason(document: bytes) -> str | None:
     if not isinstance(data, dict) or data.get("type") != "cancel":
         return None
     reason = data.get("reason")
-    return reason[:REASON_CHARACTERS] if isinstance(reason, str) and reason else "cancelled"
+    return reason[:JOB_REASON_CHARACTERS] if isinstance(reason, str) and reason else "cancelled"

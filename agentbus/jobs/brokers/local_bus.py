@@ -30,13 +30,14 @@ from agentbus.errors import (
     TooLargeError,
     ValidationError,
 )
-from agentbus.jobs.brokers.base import LOOK_S, REASON_CHARACTERS
+from agentbus.jobs.brokers.base import LOOK_S
 from agentbus.jobs.errors import DeliveryRefusedError, SinkError
 from agentbus.launch import ensure_daemon
 from agentbus.limits import (
     IN_FLIGHT_PER_ATTACHMENT,
     JOB_APPLICATION,
     JOB_EVENTS_MAX,
+    JOB_REASON_CHARACTERS,
     JOBS_AGENT,
     PROTOCOL_VERSION,
 )
@@ -149,7 +150,7 @@ class BusTransport:
                 yield from reader.read(stop)
 
     def cancel(self, job_id: str, reason: str) -> None:
-        asked = {"job_id": job_id, "reason": reason[:REASON_CHARACTERS] or "cancelled"}
+        asked = {"job_id": job_id, "reason": reason[:JOB_REASON_CHARACTERS] or "cancelled"}
         try:
             with self._connect() as client:
                 client.request("job_cancel", {**asked, "ahead": True}, ANSWER_S)

@@ -109,12 +109,12 @@ class RedisTransport:
         with suppress(redis.RedisError, OSError):
             self._client.close()
 
-    def _connect(self, retries: int | None = None) -> redis.Redis:
+    def _connect(self, retries: int = RETRIES) -> redis.Redis:
         return redis.Redis.from_url(
             self._url,
             socket_timeout=COMMAND_S,
             socket_connect_timeout=COMMAND_S,
-            retry=Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), retries or RETRIES),
+            retry=Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), retries),
         )
 
     def _check_repeat(self, key: str, entry: str, event: bytes, job_id: str, seq: int) -> None:

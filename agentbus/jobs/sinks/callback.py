@@ -16,8 +16,8 @@ from agentbus.errors import TooLargeError, ValidationError
 from agentbus.jobs.delivery import Delivered, Destination, NotNow, Refused, attempt, backoff_ms
 from agentbus.jobs.errors import DeliveryRefusedError, SinkError
 from agentbus.jobs.events import Event, encode_event, is_terminal
+from agentbus.limits import CALLBACK_ATTEMPTS
 
-ATTEMPTS: Final = 3
 TERMINAL_FACTOR: Final = 3
 """The terminal event is tried so many times as often: it is the one that somebody waits for."""
 
@@ -28,7 +28,7 @@ class CallbackSink:
     def __init__(
         self,
         to: Destination,
-        attempts: int = ATTEMPTS,
+        attempts: int = CALLBACK_ATTEMPTS,
         *,
         clock: Clock | None = None,
         sleep: Callable[[float], object] = time.sleep,

@@ -88,17 +88,23 @@ class FileSink:
         end = os.fstat(self._descriptor).st_size
         if end == 0 or os.pread(self._descriptor, 1, end - 1) == b"\n":
             return
-        position = end
-        while position > 0 and end - position <= EVENT_BYTES:
-            start = max(0, position - _BLOCK_BYTES)
-            found = os.pread(self._descriptor, position - start, start).rfind(b"\n")
-            if found >= 0:
-                os.ftruncate(self._descriptor, start + found + 1)
-                return
-            position = start
-        if position > 0 or os.pread(self._descriptor, 1, 0) != b"{":
+        kept = end_of_lines(self._descriptor, end, EVENT_BYTES)
+        if kept is None or (kept == 0 and os.pread(self._descriptor, 1, 0) != b"{"):
             raise ValidationError(f"{self._path} is no file of events; name another one")
-        os.ftruncate(self._descriptor, 0)
+        os.ftruncate(self._descriptor, kept)
+
+
+def end_of_lines(descriptor: int, end: int, within_bytes: int) -> int | None:
+    """Behind the last whole line of a file of so many bytes: 0 where there is none, and None where
+    there is none so near its end."""
+    position = end
+    while position > 0 and end - position <= within_bytes:
+        start = max(0, position - _BLOCK_BYTES)
+        found = os.pread(descriptor, position - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0 if position == 0 else None
 
 
 def _open(path: Path) -> tuple[int, bool]:

@@ -175,7 +175,7 @@ def _append(
     job = _advance(work, stored, job._replace(channel=channel.channel_id), event)
     facts.append(JobChanged(job.view()))
     if job.callback is not None:
-        queue_callback(work, job.id, event, content)
+        queue_callback(work, job, content)
         facts.append(CallbacksWaiting())
     return draft.sequence, job, tuple(facts)
 

@@ -6,7 +6,7 @@ event; a delivered one is removed. Never posts anything. Runs on the ledger's th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentbus.errors import NotFoundError
 from agentbus.store.accounting import row_bytes
@@ -18,6 +18,7 @@ from agentbus.store.jobs.changes import (
     ReplayCallbacks,
     SettleCallback,
 )
+from agentbus.store.jobs.rows import JobRow
 from agentbus.store.schema import PLACE, OutboxEntry, insert_text, text
 from agentbus.store.work import Work
 
@@ -41,9 +42,9 @@ class OutboxRow(NamedTuple):
     body: bytes
 
 
-_ROWS = OutboxEntry.select(*(getattr(OutboxEntry, name) for name in OutboxRow._fields))
+ENTRIES = OutboxEntry.select(*(getattr(OutboxEntry, name) for name in OutboxRow._fields))
 _IS_DEAD = OutboxEntry.dead_at_us.is_null(False)
-_SELECT = text(_ROWS.where(OutboxEntry.id == PLACE))
+_SELECT = text(ENTRIES.where(OutboxEntry.id == PLACE))
 _SELECT_DEAD = text(OutboxEntry.select(OutboxEntry.id).where(_IS_DEAD).order_by(OutboxEntry.id))
 _INSERT = insert_text(OutboxEntry)
 _CHANGING = ("state", "attempts", "next_at_us", "last_error", "dead_at_us")
@@ -55,11 +56,20 @@ _UPDATE = text(
 _DELETE = text(OutboxEntry.delete().where(OutboxEntry.id == PLACE))
 
 
-def queue_callback(work: Work, job_id: str, event: dict[str, Any], body: bytes) -> None:
-    """An event that its job's callback is to be told of."""
-    is_terminal = event["type"] in ("succeeded", "failed")
+def queue_callback(work: Work, job: JobRow, body: bytes) -> None:
+    """The last event of a job, which its callback is to be told of."""
     row = (
-        *(None, job_id, event["seq"], is_terminal, "pending", 0, work.now_us, None, work.now_us),
+        *(
+            None,
+            job.id,
+            job.last_seq,
+            not job.is_open,
+            "pending",
+            0,
+            work.now_us,
+            None,
+            work.now_us,
+        ),
         *(None, body),
     )
     work.insert(_INSERT, row)

@@ -17,7 +17,7 @@ from agentbus.limits import JOB_EVENTS_BYTES
 from agentbus.protocol.jobs import JobCallback, parse_callback
 from agentbus.store.jobs.changes import CallbackId, JobView
 from agentbus.store.jobs.outbox import OutboxRow
-from agentbus.store.jobs.rows import JobRow
+from agentbus.store.jobs.rows import JOBS, JobRow
 from agentbus.store.reader import Reader
 from agentbus.store.schema import (
     IS_OPEN_JOB,
@@ -37,11 +37,10 @@ _HEADS_MAX = 1000
 """Jobs whose next callback is looked at together: one receiver that hangs may have many of them,
 and those of others are to be found behind."""
 
-_JOBS = Job.select(*(getattr(Job, name) for name in JobRow._fields))
-_JOB = text(_JOBS.where(Job.id == PLACE))
-_NEWEST = text(_JOBS.order_by(Job.opened_at_us.desc(), Job.id).limit(PLACE))
-_NEWEST_OPEN = text(_JOBS.where(IS_OPEN_JOB).order_by(Job.opened_at_us.desc(), Job.id).limit(PLACE))
-_OPEN = text(_JOBS.where(IS_OPEN_JOB).order_by(Job.opened_at_us))
+_JOB = text(JOBS.where(Job.id == PLACE))
+_NEWEST = text(JOBS.order_by(Job.opened_at_us.desc(), Job.id).limit(PLACE))
+_NEWEST_OPEN = text(JOBS.where(IS_OPEN_JOB).order_by(Job.opened_at_us.desc(), Job.id).limit(PLACE))
+_OPEN = text(JOBS.where(IS_OPEN_JOB).order_by(Job.opened_at_us))
 _EVENTS = text(
     JobEvent.select(JobEvent.seq, Message.envelope)
     .join(Message, on=(Message.sequence == JobEvent.sequence))

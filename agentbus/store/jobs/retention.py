@@ -13,8 +13,8 @@ from agentbus.ids import ChannelId
 from agentbus.store.accounting import row_bytes, row_bytes_sql
 from agentbus.store.jobs import outbox, rows
 from agentbus.store.jobs.changes import ChannelRemoved, JobGone
-from agentbus.store.jobs.outbox import OutboxRow
-from agentbus.store.jobs.rows import JobRow
+from agentbus.store.jobs.outbox import ENTRIES, OutboxRow
+from agentbus.store.jobs.rows import JOBS, JobRow
 from agentbus.store.schema import (
     PLACE,
     Channel,
@@ -38,10 +38,7 @@ _DELETE_EVENTS = text(
     JobEvent.delete().where((JobEvent.channel == PLACE) & (JobEvent.seq <= PLACE))
 )
 _SELECT_OLD_DEAD = text(
-    OutboxEntry.select(*(getattr(OutboxEntry, name) for name in OutboxRow._fields))
-    .where(OutboxEntry.dead_at_us <= PLACE)
-    .order_by(OutboxEntry.dead_at_us)
-    .limit(PLACE)
+    ENTRIES.where(OutboxEntry.dead_at_us <= PLACE).order_by(OutboxEntry.dead_at_us).limit(PLACE)
 )
 _IS_FOLLOWED = fn.EXISTS(
     Subscription.select(SQL("1")).where(
@@ -51,8 +48,7 @@ _IS_FOLLOWED = fn.EXISTS(
 _HAS_CALLBACKS = fn.EXISTS(OutboxEntry.select(SQL("1")).where(OutboxEntry.job == Job.id))
 _Other = Channel.alias("other")
 _SELECT_EMPTY = text(  # the newest channel stays, or SQLite would give its id to the next one
-    Job.select(*(getattr(Job, name) for name in JobRow._fields))
-    .join(Channel, on=(Channel.id == Job.channel))
+    JOBS.join(Channel, on=(Channel.id == Job.channel))
     .where(
         (Job.closed_at_us <= PLACE)
         & (Channel.retained == SQL("0"))

@@ -49,8 +49,8 @@ class JobRow(NamedTuple):
         )
 
 
-_ROWS = Job.select(*(getattr(Job, name) for name in JobRow._fields))
-_SELECT = text(_ROWS.where(Job.id == PLACE))
+JOBS = Job.select(*(getattr(Job, name) for name in JobRow._fields))
+_SELECT = text(JOBS.where(Job.id == PLACE))
 _INSERT = insert_text(Job)
 _UPDATE = text(
     Job.update({getattr(Job, name): PLACE for name in JobRow._fields[1:]}).where(Job.id == PLACE)
