@@ -241,6 +241,7 @@ def test_a_broker_that_is_not_there_is_said_in_bounded_time(
 ) -> None:
     monkeypatch.setattr(nats_jetstream, "PATIENCE_S", 0.5)
     monkeypatch.setattr(nats_jetstream, "CONNECT_S", 0.5)
+    monkeypatch.setattr(redis_streams, "PATIENCE_S", 0.5)
     monkeypatch.setattr(redis_streams, "RETRIES", 2)
     transport = open_transport(f"{scheme}://127.0.0.1:{free_port()}")
     with pytest.raises(SinkError, match="keep event 0"):

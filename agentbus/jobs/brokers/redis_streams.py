@@ -51,7 +51,7 @@ class RedisTransport:
         self._stop = threading.Event()
         self._listeners: list[threading.Thread] = []
         try:
-            self._client = self._connect()
+            self._client = self._connect(RETRIES)
         except ValueError as error:
             raise ValidationError(f"the broker URL cannot be used: {error}") from None
 
@@ -109,7 +109,7 @@ class RedisTransport:
         with suppress(redis.RedisError, OSError):
             self._client.close()
 
-    def _connect(self, retries: int = RETRIES) -> redis.Redis:
+    def _connect(self, retries: int) -> redis.Redis:
         return redis.Redis.from_url(
             self._url,
             socket_timeout=COMMAND_S,
