@@ -41,16 +41,26 @@ def parse(usage: str, argv: Sequence[str] | None) -> Arguments:
         # docopt 0.6.2 has two invalid escapes, reported where it is compiled for the first time.
         warnings.simplefilter("ignore")
         from docopt import DocoptExit, docopt
+    given = sys.argv[1:] if argv is None else list(argv)
+
+    def parsed(words: list[str]) -> Arguments:
+        return dict(docopt(usage, words, version=f"agentbus {__version__}"))
+
+    def fits(words: list[str]) -> bool:
+        try:
+            parsed(words)
+        except DocoptExit:
+            return False
+        return True
+
     try:
-        arguments: Arguments = docopt(
-            usage, sys.argv[1:] if argv is None else list(argv), version=f"agentbus {__version__}"
-        )
+        return parsed(given)
     except DocoptExit as refused:
         reason, _, _ = str(refused.code).partition("Usage:")
-        given = sys.argv[1:] if argv is None else argv
         reason = reason.strip().rstrip(".") or _what_is_wrong(usage, given)
+        if any(fits([*given[:at], "--", *given[at:]]) for at in range(len(given))):
+            reason += "; if that is not meant for agentbus, write -- before what it belongs to"
         raise ValidationError(f"{reason}; --help shows what is possible") from None
-    return arguments
 
 
 def _what_is_wrong(usage: str, given: Sequence[str]) -> str:

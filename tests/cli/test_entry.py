@@ -29,6 +29,9 @@ def test_version_is_told(stopped_bus: ThrowAwayBus) -> None:
     assert agentbus(stopped_bus, "--version").stdout.startswith("agentbus 0.")
 
 
+BEHIND_DASHES = "if that is not meant for agentbus, write -- before what it belongs to"
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -40,6 +43,11 @@ def test_version_is_told(stopped_bus: ThrowAwayBus) -> None:
         (["stop", "now"], "these arguments do not go together"),
         (["stop", "--yes"], "these arguments do not go together"),
         (["reset", "--keep"], "there is no option '--keep'"),
+        (["job", "run", "ls", "--all"], f"there is no option '--all'; {BEHIND_DASHES}"),
+        (
+            ["talk", "send", "--to", "w", "-1 is it?"],
+            f"there is no option '-1 is it?'; {BEHIND_DASHES}",
+        ),
         (
             ["talk", "serve", "--instance", "w", "--peer", "--exec", "cat"],
             "these arguments do not go together",
