@@ -295,7 +295,7 @@ if os.fork() == 0:
     hang()
 wait_for("hanging")
 """
-    failure = run.failure(body, timeout_s=1.5)
+    failure = run.failure(body, timeout_s=3.0)
     assert failure == "what it left behind held its pipes until the time was up"
     assert len(run.hook.pids()) == 2
 
@@ -335,7 +335,7 @@ for _ in range(3):
         hang()
 hang()
 """
-    assert run.failure(body, timeout_s=1.5) == "it did not finish in time"
+    assert run.failure(body, timeout_s=3.0) == "it did not finish in time"
     assert len(run.hook.pids()) == 4
 
 

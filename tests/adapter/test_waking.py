@@ -47,13 +47,13 @@ class Codex:
     def queued(self) -> list[str]:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
-    def receive_all(self, count: int) -> None:
+    def wait_arrived(self, count: int) -> None:
+        """Until so many wait in the adapter: what is sent is there a moment after its receipt."""
         eventually(lambda: self.use("whoami")["pending"] == count, what="all is here")
-        assert len(self.use("receive")["messages"]) == count
 
-    def settle(self) -> None:
-        """What the daemon has sent to the adapter before has been taken by it."""
-        self.use("whoami")
+    def receive_all(self, count: int) -> None:
+        self.wait_arrived(count)
+        assert len(self.use("receive")["messages"]) == count
 
 
 @pytest.fixture
@@ -68,9 +68,8 @@ def test_a_stopped_conversation_is_woken_once_and_armed_by_its_next_stop(codex: 
     codex.use("receive")
     kim = codex.bus.attach("Kim")
     kim.call("send", channel="general", content="while it works")
-    codex.settle()
+    codex.receive_all(1)
     assert codex.queued() == []
-    codex.use("receive")
     codex.hook("Stop")
     kim.call("send", channel="general", content="--flag; $(touch pwned)")
     eventually(lambda: len(codex.queued()) == 1, what="woken")
@@ -89,10 +88,11 @@ def test_a_prompt_a_childs_stop_and_another_process_wake_nobody(codex: Codex) ->
     codex.hook("Stop", harness_pid=1)
     codex.hook("Stop", conversation="t2")
     kim.call("send", channel="general", content="one")
+    codex.wait_arrived(1)
     codex.hook("Stop")
     codex.hook("UserPromptSubmit")
     kim.call("send", channel="general", content="two")
-    codex.settle()
+    codex.wait_arrived(2)
     codex.hook("Stop")  # both wait already: that is for the Stop hook to say
     kim.call("send", channel="general", content="three")
     eventually(lambda: len(codex.queued()) == 1, what="woken by what is new")

@@ -39,6 +39,7 @@ def test_a_running_bus_is_exported_and_imported_elsewhere(
     )
     sent = [sam.call("send", channel="general", content=text, operation_id=text) for text in "abc"]
     (general,) = kim.facts["subscriptions"]
+    kim.wait_for("deliver")  # what was not delivered cannot have been handed off
     kim.request(
         "handoff",
         epoch=kim.facts["epoch"],

@@ -31,6 +31,13 @@ from tests.signals import freeze
 
 ENDS_WITHIN_S = 30.0
 
+_PATIENT = (
+    "import sys; from agentbus.cli import bus, hook; hook.HOOK_S = hook.GIVE_UP_S = 20.0; "
+    "sys.exit(bus.main(sys.argv[1:]))"
+)
+"""`agentbus` whose hooks give the daemon the time that a busy machine takes. That they do not wait
+long is looked at by itself."""
+
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[ThrowAwayBus]:
@@ -44,7 +51,7 @@ def started(
 ) -> Iterator[subprocess.Popen[str]]:
     """`agentbus ARGUMENTS` in the background."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "agentbus", *arguments],
+        [sys.executable, "-c", _PATIENT, *arguments],
         env={**bus.environment, **(env or {})},
         cwd=ROOT,
         stdin=subprocess.PIPE,

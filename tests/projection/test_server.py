@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 
 from agentbus.ids import BusId, Sequence
 from agentbus.limits import MIB
 from agentbus.processes import is_running, start_mark
-from agentbus.projection.connection import connect, dataset_bytes, execute
+from agentbus.projection.connection import Client, connect, dataset_bytes, execute
 from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from agentbus.projection.launching import RedisSettings
@@ -151,8 +152,8 @@ def test_an_executable_that_cannot_be_run_is_explained(tmp_path: Path) -> None:
 
 def test_an_executable_that_hangs_is_given_up_and_ended(tmp_path: Path) -> None:
     fake = executable_script(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
-    with redis_settings(executable=str(fake), start_s=0.3, search_engine="sqlite") as settings:
-        with pytest.raises(RedisUnusableError, match=r"serves no Redis after 0\.3 s"):
+    with redis_settings(executable=str(fake), start_s=2.0, search_engine="sqlite") as settings:
+        with pytest.raises(RedisUnusableError, match=r"serves no Redis after 2 s"):
             RedisServer(settings).start(BUS_ID)
         assert start_mark(int((tmp_path / "pid").read_text())) is None
 
@@ -218,6 +219,13 @@ def test_damaged_dumps_and_logs_of_writes_are_ignored() -> None:
         server.stop()
 
 
+def _answers(client: Client) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
 def test_a_foreign_redis_on_the_path_is_refused_and_left_alone() -> None:
     with redis_settings() as settings:
         process = subprocess.Popen(
@@ -227,7 +235,7 @@ def test_a_foreign_redis_on_the_path_is_refused_and_left_alone() -> None:
         )
         try:
             with closing(connect(settings.socket_path)) as client:
-                eventually(settings.socket_path.exists)
+                eventually(lambda: _answers(client))  # the socket is there before anybody listens
                 client.set("precious", "data")
                 server = RedisServer(settings)
                 with pytest.raises(RedisUnusableError, match="left alone"):

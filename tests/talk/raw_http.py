@@ -37,8 +37,12 @@ def connect(port: int) -> socket.socket:
 def read_answer(connected: socket.socket) -> HttpAnswer | None:
     """Until the server closes; None when it closes without a word."""
     received = b""
-    while data := connected.recv(65536):
-        received += data
+    try:
+        while data := connected.recv(65536):
+            received += data
+    except ConnectionResetError:  # closed while something still came to it: the answer is here
+        if not received:
+            raise
     if not received:
         return None
     head, _, body = received.partition(b"\r\n\r\n")

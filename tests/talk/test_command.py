@@ -143,7 +143,7 @@ def test_what_a_command_leaves_behind_ends_with_it(pids_path: Path) -> None:
 
 
 def test_what_a_command_leaves_behind_can_hold_up_its_answer() -> None:
-    said = _run(["sh", "-c", "sleep 60 & echo done"], _delegation(within_s=1.0))
+    said = _run(["sh", "-c", "sleep 60 & echo done"], _delegation(within_s=3.0))
     assert isinstance(said, NotAnswered)
     assert said.code == "timeout"
     assert "what it left behind held its pipes" in said.error
