@@ -7,6 +7,7 @@ manager behind it, for tests that need other settings or more than one.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from agentbus.ids import BusId, Sequence
 from agentbus.limits import MIB
-from agentbus.projection.connection import Client
+from agentbus.projection.connection import Client, connect
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from agentbus.projection.launching import RedisInfo, RedisSettings
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
+from tests.eventually import eventually
 
 BUS_ID = BusId("0190a1b2-0000-7000-8000-00000000b005")
 
@@ -73,6 +76,32 @@ def redis_server() -> Iterator[PrivateRedis]:
     """A running, empty instance, with search where a module is installed."""
     with private_redis() as running:
         yield running
+
+
+@contextmanager
+def foreign_redis(socket_path: Path, folder: Path) -> Iterator[Client]:
+    """A client of an instance that somebody else runs on that path, and that has to outlive it."""
+    real = find_redis(DEFAULT_EXECUTABLE)[-1].executable
+    foreign = subprocess.Popen(
+        [real, "--port", "0", "--unixsocket", socket_path, "--save", ""],
+        stdout=subprocess.DEVNULL,
+        cwd=folder,
+    )
+    try:
+        with closing(connect(socket_path)) as client:
+            eventually(lambda: _answers(client))  # the socket is there before anybody listens
+            yield client
+        assert foreign.poll() is None
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+def _answers(client: Client) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:  # not there yet, or still loading
+        return False
 
 
 def set_mark(writer: StreamWriter, bus_id: BusId, through: Sequence) -> None:

@@ -24,19 +24,38 @@ COMMAND_TIMEOUT_SECONDS = 2.0
 Client: TypeAlias = redis.Redis
 """One connection, answers as bytes. Made by `connect`, ended with `close()`."""
 
+Ask: TypeAlias = Callable[..., Any]
+"""Sends one command, its words as arguments, and returns the reply; raises redis.RedisError."""
+
 Command: TypeAlias = tuple[str | bytes | int, ...]
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # stub: 1-tuple
 _MULTI, _EXEC = _pack(("MULTI",)), _pack(("EXEC",))
 
 
-def connect(socket_path: Path, timeout_s: float = COMMAND_TIMEOUT_SECONDS) -> Client:
-    """A client for one thread. Connects with its first command."""
+def connect(
+    socket_path: Path,
+    timeout_s: float = COMMAND_TIMEOUT_SECONDS,
+    check: Callable[[Ask], None] | None = None,
+) -> Client:
+    """A client for one thread. Connects with its first command, and anew where it finds the
+    connection ended: `check` asks who is there each time, and refuses by raising a RedisError."""
+
+    def begin(connection: AbstractConnection) -> None:
+        def ask(*command: str) -> Any:
+            connection.send_command(*command)  # type: ignore[no-untyped-call]
+            return connection.read_response()
+
+        connection.on_connect()  # type: ignore[no-untyped-call]
+        if check is not None:
+            check(ask)
+
     return redis.Redis(
         unix_socket_path=str(socket_path),
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 0),
         max_connections=1,
+        redis_connect_func=begin,  # type: ignore[arg-type]  # stub: without the connection
     )
 
 

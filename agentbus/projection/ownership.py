@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from agentbus.encoding import decode_trusted, encode
-from agentbus.projection.connection import Client, execute
+from agentbus.projection.connection import Ask
 
 TOKEN_SETTING = "syslog-ident"
 """Free text that CONFIG GET reports and Redis uses only for logging to syslog, which is off."""
@@ -50,10 +50,11 @@ def read_record(path: Path) -> Record | None:
     return None
 
 
-def token_of(client: Client) -> str | None:
+def token_of(ask: Ask) -> str | None:
     """The token of whatever answers; None when it has none or does not say."""
     try:
-        [value] = execute(client, "CONFIG", "GET", TOKEN_SETTING).values()
+        reply = ask("CONFIG", "GET", TOKEN_SETTING)
+        [value] = reply.values() if isinstance(reply, dict) else reply[1::2]
     except (redis.ResponseError, ValueError):
         return None
     return value.decode() if isinstance(value, bytes) else str(value)

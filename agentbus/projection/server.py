@@ -14,6 +14,7 @@ import stat
 import subprocess
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from agentbus.ids import BusId
 from agentbus.limits import SHUTDOWN_GRACE_SECONDS
 from agentbus.processes import end_group, is_running, start_mark
 from agentbus.projection import keys
-from agentbus.projection.connection import Client, connect, execute, info
+from agentbus.projection.connection import Ask, Client, connect, execute, info
 from agentbus.projection.errors import ProjectionError, RedisUnusableError, redis_errors
 from agentbus.projection.finding import INSTALL_REDIS, INSTALL_SEARCH, Candidate, find_redis
 from agentbus.projection.launching import (
@@ -54,6 +55,7 @@ class RedisServer:
         self._settings = settings
         self._child: subprocess.Popen[bytes] | None = None
         self._adopted: tuple[int, str] | None = None
+        self._token: str | None = None  # of the instance that is, or was last, ours
 
     def start(self, bus_id: BusId, go_on: Check = lambda: None) -> RedisInfo:
         """Have an instance running: our own left-over one if it holds `bus_id`, else a new one.
@@ -131,8 +133,15 @@ class RedisServer:
             client.config_set("maxmemory", 0)
 
     def connect(self) -> Client:
-        """A client for the calling thread."""
-        return connect(self._settings.socket_path, self._settings.command_s)
+        """A client for the calling thread that talks to our instance and to no other, not even
+        where ours has ended, another one has taken its place and the client connects anew."""
+        return connect(self._settings.socket_path, self._settings.command_s, self._require_ours)
+
+    def _require_ours(self, ask: Ask) -> None:
+        if token_of(ask) != self._token:
+            raise redis.ConnectionError(
+                f"another Redis listens at {self._settings.socket_path}; it is left alone"
+            )
 
     # What is there already
 
@@ -144,9 +153,9 @@ class RedisServer:
         if not _listens(path):
             self._end_recorded(record)
             return None
-        with closing(self.connect()) as client:
+        with closing(connect(path, self._settings.command_s)) as client:
             try:
-                token = token_of(client)
+                token = token_of(partial(execute, client))
             except redis.RedisError:  # hung, or no Redis that would talk to us
                 self._end_recorded(record)
                 if _listens(path):
@@ -172,6 +181,7 @@ class RedisServer:
             self._end_recorded(record)
             return None
         self._adopted = (record.pid, record.mark)
+        self._token = record.token
         return replace(RedisInfo(**record.facts), taken_over=True)
 
     def _end_recorded(self, record: Record | None) -> None:
@@ -214,6 +224,7 @@ class RedisServer:
         record = Record(secrets.token_hex(16), self._settings_text())
         write_record(self._settings.record_path, record)  # before there is anything to own
         self._child, found = launch(self._settings, candidate, record.token, go_on)
+        self._token = record.token
         write_record(
             self._settings.record_path,
             replace(record, pid=found.pid, mark=start_mark(found.pid)),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from actors.system import database_path
 from agentbus import __version__
@@ -30,7 +28,7 @@ from agentbus.transport.singleton import EXIT_CONFIGURATION
 from tests.adapter.adapter_process import AdapterProcess
 from tests.bus_fixture import BusSession, ThrowAwayBus
 from tests.eventually import PATIENCE_S, eventually
-from tests.redis_fixture import executable_script, need_search
+from tests.redis_fixture import executable_script, foreign_redis, need_search
 from tests.signals import freeze, kill, wait_frozen
 from tests.store.filled import fill
 
@@ -110,32 +108,6 @@ def test_a_foreign_instance_on_the_path_is_refused_and_left_alone(closing_bus: A
         client.set("precious", "data")
         assert "left alone" in refused_start(bus)
         assert client.get("precious") == b"data"
-
-
-def _answers(client: Any) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:  # not there yet, or still loading
-        return False
-
-
-@contextmanager
-def foreign_redis(socket_path: Path, folder: Path) -> Iterator[Any]:
-    """A client of an instance that somebody else runs on that path."""
-    real = find_redis("redis-server")[0].executable
-    foreign = subprocess.Popen(
-        [real, "--port", "0", "--unixsocket", socket_path, "--save", ""],
-        stdout=subprocess.DEVNULL,
-        cwd=folder,
-    )
-    try:
-        with closing(connect(socket_path)) as client:
-            eventually(lambda: _answers(client))  # the socket is there before anybody listens
-            yield client
-        assert foreign.poll() is None
-    finally:
-        foreign.kill()
-        foreign.wait()
 
 
 def held_back(folder: Path) -> tuple[Path, Path]:

@@ -19,18 +19,19 @@ import redis
 from agentbus.ids import BusId, Sequence
 from agentbus.limits import MIB
 from agentbus.processes import is_running, start_mark
-from agentbus.projection.connection import Client, connect, dataset_bytes, execute
+from agentbus.projection.connection import connect, dataset_bytes, execute
 from agentbus.projection.errors import ProjectionError, RedisUnusableError
 from agentbus.projection.finding import DEFAULT_EXECUTABLE, find_redis
 from agentbus.projection.launching import RedisSettings
 from agentbus.projection.rebuild import Rebuild, UpToDate, needs
 from agentbus.projection.server import RedisServer
 from agentbus.projection.streams import StreamWriter
-from tests.eventually import PATIENCE_S, eventually
+from tests.eventually import PATIENCE_S
 from tests.redis_fixture import (
     BUS_ID,
     PrivateRedis,
     executable_script,
+    foreign_redis,
     need_search,
     private_redis,
     redis_settings,
@@ -219,37 +220,35 @@ def test_damaged_dumps_and_logs_of_writes_are_ignored() -> None:
         server.stop()
 
 
-def _answers(client: Client) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.ConnectionError:
-        return False
-
-
 def test_a_foreign_redis_on_the_path_is_refused_and_left_alone() -> None:
-    with redis_settings() as settings:
-        process = subprocess.Popen(
-            [REAL, "--port", "0", "--unixsocket", str(settings.socket_path), "--save", ""],
-            stdout=subprocess.DEVNULL,
-            cwd=settings.runtime_directory,
-        )
-        try:
-            with closing(connect(settings.socket_path)) as client:
-                eventually(lambda: _answers(client))  # the socket is there before anybody listens
-                client.set("precious", "data")
-                server = RedisServer(settings)
-                with pytest.raises(RedisUnusableError, match="left alone"):
-                    server.start(BUS_ID)
-                server.stop()
-                assert client.get("precious") == b"data"
-                client.config_set("requirepass", "secret")
-                with pytest.raises(RedisUnusableError, match="left alone"):
-                    server.start(BUS_ID)
-            assert process.poll() is None
-            assert settings.socket_path.exists()
-        finally:
-            process.kill()
-            process.wait()
+    with (
+        redis_settings() as settings,
+        foreign_redis(settings.socket_path, settings.runtime_directory) as client,
+    ):
+        client.set("precious", "data")
+        server = RedisServer(settings)
+        with pytest.raises(RedisUnusableError, match="left alone"):
+            server.start(BUS_ID)
+        server.stop()
+        assert client.get("precious") == b"data"
+        client.config_set("requirepass", "secret")
+        with pytest.raises(RedisUnusableError, match="left alone"):
+            server.start(BUS_ID)
+        assert settings.socket_path.exists()
+
+
+def test_a_client_that_connects_anew_never_talks_to_a_foreign_redis() -> None:
+    with private_redis() as ours:
+        assert ours.client.ping()
+        kill(ours.info.pid)
+        ours.settings.socket_path.unlink()
+        with foreign_redis(ours.settings.socket_path, ours.settings.runtime_directory) as foreign:
+            for _ in range(2):
+                with pytest.raises(redis.ConnectionError, match="another Redis"):
+                    ours.client.set("k", "of the bus")
+                with pytest.raises(ProjectionError, match="another Redis"):
+                    ours.server.ping()
+            assert foreign.keys() == []
 
 
 def test_a_foreign_listener_that_answers_nothing_is_refused_in_bounded_time() -> None:
