@@ -259,13 +259,14 @@ class WaitKeeperActor(BusActor[WaitKeeperMessage]):
             earlier = self._waiting.get(session.session_id)
             if earlier is not None:
                 self._end_wait(earlier, "replaced")
-            self._waiting[session.session_id] = waiting
-            self._watch(waiting)
+            # Its end first: whoever sees that the session is waited for may count on it.
             waiting.due = self._timer.deliver_after(
                 asked.wait.wait_ms / 1000,
                 self.address,
                 WaitDue(session.session_id, asked.reply_to),
             )
+            self._waiting[session.session_id] = waiting
+            self._watch(waiting)
             if session.session_id not in self._attached:
                 left = session.session_id in self._seen
                 self._end_unless_back(waiting, RETURN_S if left else ABSENT_S, attached_only=False)

@@ -82,6 +82,18 @@ class BusSession:
     def notify(self, method: str, **params: Any) -> None:
         self.client.notify(method, {"attachment": self.attachment, **params})
 
+    def wait_served(self) -> None:
+        """After a recovery a session hears that the bus is ready a moment later than heartbeats say
+        so; until then it is refused."""
+        eventually(self._is_served, what="a served session")
+
+    def _is_served(self) -> bool:
+        try:
+            self.call("whoami")
+        except UnavailableError:
+            return False
+        return True
+
     def pull(
         self,
         after: dict[int, int],

@@ -133,7 +133,7 @@ def test_a_refused_request_does_not_hold_up_what_was_to_be_pushed(stage: Stage) 
     leave.set()
     with pytest.raises(NotFoundError):
         refused.get(PATIENCE_S)
-    eventually(lambda: stage.link.frames, 2.0, what="a delivery without any further message")
+    eventually(lambda: stage.link.frames, what="a delivery without any further message")
 
 
 class Held:

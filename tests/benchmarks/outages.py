@@ -14,7 +14,7 @@ from tests.benchmarks.content import contents
 from tests.benchmarks.filling import CHANNELS
 from tests.benchmarks.reading import START_WITHIN_S, filled_bus
 from tests.benchmarks.scale import Rounds, Scale
-from tests.bus_fixture import ThrowAwayBus
+from tests.bus_fixture import ANSWER_WITHIN_S, ThrowAwayBus
 from tests.eventually import eventually
 from tests.signals import kill
 
@@ -50,12 +50,18 @@ def _seconds_to_start(bus: ThrowAwayBus) -> float:
 def _seconds_to_ready_after_redis(bus: ThrowAwayBus) -> float:
     """With a message right after the kill, so that the bus notices what it has lost."""
     with bus.attach("Witness") as witness:
+        epoch = witness.facts["epoch"]
         begin_s = time.monotonic()
         _kill_redis(bus)
         with suppress(UnavailableError):  # or it has noticed already
             witness.call("send", channel="channel0", content="Is anybody there?")
-        eventually(lambda: bus.state() != "ready", what="notice of the end of Redis")
-        bus.wait_ready(START_WITHIN_S)
+        with bus.client() as client:
+
+            def has_recovered() -> bool:
+                told = client.request("heartbeat", {}, ANSWER_WITHIN_S)
+                return bool(told["state"] == "ready" and told["epoch"] > epoch)
+
+            eventually(has_recovered, START_WITHIN_S, what="the recovery")
         return time.monotonic() - begin_s
 
 

@@ -149,6 +149,7 @@ def test_redis_without_room_for_its_files_is_replaced_when_there_is_room(
             assert bus.daemon.poll() is None
             ballast.unlink()
             bus.wait_ready()
+            sender.wait_served()
             assert send(sender, "before")["duplicate"] is True
             assert bus.redis_pid() not in (None, first)
         finally:

@@ -80,6 +80,7 @@ def test_a_folder_that_becomes_read_only_stops_nothing_that_runs(bus: ThrowAwayB
         kill(redis)
         eventually(lambda: bus.redis_pid() not in (None, redis) or bus.state() == "recovering")
     bus.wait_ready()
+    sam.wait_served()
     kept = eventually(lambda: sam.call("history", channel="general")["messages"])
     assert [message["content"] for message in kept] == ["before", "while"]
     assert kept[0]["message_id"] == first["message_id"]

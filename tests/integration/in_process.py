@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.system import System, database_path
 from agentbus.config import load_config
 from agentbus.encoding import encode
 from agentbus.ids import new_id
-from agentbus.limits import MIB, PROTOCOL_VERSION
+from agentbus.limits import HEARTBEAT_SECONDS, MIB, PROTOCOL_VERSION
 from agentbus.protocol.jsonrpc import Notification
 from agentbus.transport.client import Client
 from agentbus.transport.singleton import DaemonLock, RuntimePaths, prepare_directory
 from tests.bus_fixture import ANSWER_WITHIN_S, BusSession
 from tests.clock import FakeClock
 from tests.eventually import PATIENCE_S, eventually
+
+T = TypeVar("T")
 
 
 class InProcessBus:
@@ -59,6 +61,18 @@ class InProcessBus:
     def heartbeat(self) -> str:
         with Client.connect(self.paths.socket, PATIENCE_S) as client:
             return str(client.request("heartbeat", {}, PATIENCE_S)["state"])
+
+    def after_cleanup(self, look: Callable[[], T], *, what: str) -> T:
+        """What `look` gives when a cleanup has done what is due: where an earlier one still ran at
+        its time, that is the one after it."""
+
+        def look_or_pass_time() -> T:
+            found = look()
+            if not found:
+                self.clock.advance(HEARTBEAT_SECONDS)  # a session that looks is never silent
+            return found
+
+        return eventually(look_or_pass_time, what=what)
 
     def attach(
         self, agent: str = "Sam", conversation: str | None = None, **changes: Any

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.bus_fixture import BusSession
-from tests.eventually import PATIENCE_S, eventually
+from tests.eventually import PATIENCE_S
 from tests.integration.in_process import InProcessBus, in_process_bus
 
 
@@ -48,7 +48,7 @@ def pass_time(bus: InProcessBus, hours: float, retained: int) -> None:
         rows = ada.call("list_channels")["channels"]
         return sum(row["retained"] for row in rows) == retained
 
-    eventually(left, what=f"{retained} messages left")
+    bus.after_cleanup(left, what=f"{retained} messages left")
     leave(ada)
 
 

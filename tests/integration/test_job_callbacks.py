@@ -75,7 +75,7 @@ def test_what_is_not_taken_is_tried_again_and_the_next_event_waits(
             job.emit(0, "accepted")
             job.emit(1, "succeeded")
         for attempts in (1, 2):
-            eventually(lambda attempts=attempts: len(server.got) == attempts)  # type: ignore[misc]
+            eventually(lambda attempts=attempts: len(server.got) >= attempts)  # type: ignore[misc]
             _pass_time(bus, lambda attempts=attempts: len(server.got) > attempts)  # type: ignore[misc]
         eventually(lambda: len(server.got) == 4)
         assert [key for key, _ in posted(server)] == ["cake:0", "cake:0", "cake:0", "cake:1"]
@@ -188,6 +188,7 @@ def test_a_receiver_that_hangs_keeps_no_other_one_waiting(
         with Emitting(bus.paths.socket, url=other.url) as job:
             job.emit(0, "succeeded")
         eventually(lambda: other.got)
+        eventually(lambda: len(hangs.got) >= PER_RECEIVER)
         assert len(hangs.got) == PER_RECEIVER
         release.set()
         eventually(lambda: len(hangs.got) == WORKERS + 1)

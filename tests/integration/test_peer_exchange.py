@@ -308,6 +308,8 @@ def test_a_lease_outlasts_a_recovery_and_nothing_of_the_work_is_lost(bus: InProc
         return bus.status()["epoch"] > epoch and bus.heartbeat() == "ready"
 
     eventually(has_recovered, what="the recovery")
+    for one in (sam, kim):
+        one.session.wait_served()
     kim.reply(held, "done")
     (answer,) = sam.peer("collect", message_id=sent["message_id"])["answers"]
     assert answer["body"] == "done"

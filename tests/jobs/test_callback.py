@@ -264,9 +264,10 @@ def test_an_answer_that_comes_too_late_is_a_second_delivery_with_the_same_key() 
     script = Answer(200, before=lambda: second.wait(30)), Answer(200, before=second.set)
     with ScriptedServer(*script) as server:
         to = destination(server.url, total_s=0.5)
-        CallbackSink(to, sleep=Sleeper()).emit(EVENT)
-    assert [got.headers["idempotency-key"] for got in server.got] == ["j:4", "j:4"]
-    assert server.got[0].body == server.got[1].body
+        CallbackSink(to, 20, sleep=Sleeper()).emit(EVENT)
+    assert len(server.got) > 1  # more where the machine was busy for longer than that, too
+    assert {got.headers["idempotency-key"] for got in server.got} == {"j:4"}
+    assert len({got.body for got in server.got}) == 1
 
 
 # --- time and addresses
