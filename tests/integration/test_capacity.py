@@ -249,7 +249,8 @@ def test_a_redis_full_of_memories_is_exhausted_until_it_is_not() -> None:
         assert (again["message_id"], again["duplicate"]) == (memories[0], True)
         assert sam.call("get_memory", memory_id=memories[0])
         with closing(connect(bus.paths.redis_socket)) as client:
-            assert MIB <= dataset_bytes(client) < 1.2 * MIB
+            # Redis takes the buffers of its clients, 84 KiB here, for data until it looks at them.
+            assert 0.9 * MIB < dataset_bytes(client) < 1.2 * MIB
         for memory_id in memories[:4]:
             with pytest.raises(CapacityExhaustedError):
                 sam.call("delete_memory", memory_id=memory_id, operation_id=new_id())

@@ -199,8 +199,9 @@ def test_the_dataset_grows_with_what_is_stored(redis_server: PrivateRedis) -> No
     StreamWriter(redis_server.client, search=False).project(
         [entry(1, envelope=b"x" * MIB)], Sequence(1)
     )
-    # It counts what the command was read into as overhead for a moment, although it is data by now.
-    eventually(lambda: dataset_bytes(redis_server.client) > before + MIB)
+    # Redis counts the buffer that the entry came in as overhead for a moment, though it is data by
+    # now, and counted some buffers of clients as data before.
+    eventually(lambda: dataset_bytes(redis_server.client) > before + 0.9 * MIB)
 
 
 def test_a_killed_redis_is_an_error_for_writers_and_readers(redis_server: PrivateRedis) -> None:
