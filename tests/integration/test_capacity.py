@@ -278,9 +278,12 @@ def test_a_rebuild_that_does_not_fit_removes_the_oldest_and_fits_then(
         sent = [send(sam, LARGER) for _ in range(400)]
         small_backstop(monkeypatch)
         restart(bus, redis_budget_mib=3)
+        # How much did not fit is an estimate; what is still too much goes while the bus is ready.
+        settled_below(bus, 3 * MIB)
+        eventually(lambda: len(agree(bus)) < 50, what="room as after any cleanup")
         kept = agree(bus)
         assert kept == sent[-len(kept) :]
-        assert 20 < len(kept) < 50
+        assert len(kept) > 20
         assert redis_used(bus) < 3 * MIB
         status = bus.status()
         assert not status["budgets"]["redis"]["exhausted"]
